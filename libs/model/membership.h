@@ -1,0 +1,78 @@
+// What processes and the scheduler tell each other (design §4), as plain types; protos mirror them (libs/rpc).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/model/placement.h"
+#include "libs/model/plan.h"
+#include "libs/model/request.h"
+
+namespace conclave {
+
+enum class Role : uint8_t { kRouter = 1, kAttention = 2, kExpert = 3 };
+
+// Versions of the control and data protocols a build speaks; two builds interoperate when the ranges meet.
+inline constexpr uint32_t kProtocolVersionMin = 1;
+inline constexpr uint32_t kProtocolVersionMax = 1;
+
+// First message of a member. Routers leave the model fields empty.
+struct Hello {
+  Role role = Role::kRouter;
+  std::string name;
+  Incarnation incarnation;
+  uint32_t protocol_min = kProtocolVersionMin;
+  uint32_t protocol_max = kProtocolVersionMax;
+  std::string numerics_id;
+  std::string model_fingerprint;  // of config and tensor directory; equal for equal checkpoints
+  uint32_t threads = 0;
+  uint64_t capacity_bytes = 0;     // expert: weights it may hold (0: no limit)
+  uint32_t kv_blocks = 0;          // attention: pages it has
+  uint32_t max_batch_tokens = 0;   // attention: rows one plan may have
+  std::string transport_address;   // attention, expert
+  // What the scheduler needs of the model; taken from the first member of a fleet, compared for the others.
+  uint32_t num_layers = 0;
+  uint32_t num_experts = 0;
+  uint32_t max_positions = 0;
+  uint32_t vocab_size = 0;
+};
+
+struct Welcome {
+  Incarnation scheduler;
+  Nanos lease_ns = 0;            // renew well within it
+  std::string cluster_secret_id; // which secret the data plane's hello must prove; never the secret itself
+};
+// The member may not join: another numerics_id, model or protocol, or a fenced incarnation. Final for that incarnation.
+struct Refusal {
+  StatusCode code = StatusCode::kFailedPrecondition;
+  std::string reason;
+};
+
+// --- scheduler -> member ---
+struct PlacementUpdate {
+  PlacementTable table;
+};
+struct Drain {};
+
+using ToMember = std::variant<Welcome, Refusal, BatchPlan, PlacementUpdate, Drain>;
+
+// --- member -> scheduler ---
+struct Heartbeat {
+  Epoch epoch;             // newest placement in use
+  uint32_t queue_depth = 0;
+};
+struct PlacementReady {  // expert: has what the epoch assigns to it
+  Epoch epoch;
+};
+// Worker: a shard's endpoint failed or its dispatches time out; a source of suspicion.
+struct PeerTrouble {
+  Incarnation peer;
+  std::string cause;
+};
+
+using FromMember = std::variant<Hello, Heartbeat, StepResult, PlacementReady, PeerTrouble>;
+
+}  // namespace conclave

@@ -1,0 +1,70 @@
+// One step's work for one worker, and what the worker reports. Plans are deltas: a worker keeps each sequence's block
+// table and tokens from the plans before, and executes plans strictly in order of StepId.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/model/request.h"
+
+namespace conclave {
+
+inline constexpr uint32_t kBlockTokens = 16;  // positions a KV page holds
+
+// Introduces a sequence to a worker, in the plan that first has a slice of it.
+struct SequenceStart {
+  SeqId seq;
+  RequestId request;
+  uint32_t choice = 0;
+  std::vector<TokenId> tokens;  // the prompt, then tokens already delivered (replay)
+  uint32_t prompt_tokens = 0;   // how many of them are the prompt
+  SamplingParams sampling;
+};
+
+// Positions [start, start + count) of a sequence. Tokens below the sequence's known length are fed from its history
+// (prefill); a decode slice has count 1 and start == the position of its newest token, which the worker itself may have
+// sampled in a step the scheduler has not heard of yet. Blocks arrive in order, appended to the sequence's table.
+struct PlanSlice {
+  SeqId seq;
+  uint32_t start = 0;
+  uint32_t count = 0;
+  bool sample = false;  // sample after the last position of the slice
+  std::vector<BlockId> new_blocks;
+};
+
+struct BatchPlan {
+  StepId step;
+  std::vector<SequenceStart> starts;
+  std::vector<PlanSlice> slices;
+  // Sequences to forget before the step runs: finished, cancelled, past their deadline. Their blocks return to the
+  // scheduler's pool when this step has been reported.
+  std::vector<SeqId> ends;
+};
+
+struct SampledToken {
+  SeqId seq;
+  uint32_t position = 0;  // of the token in its sequence (prompt included)
+  TokenId token = 0;
+  FinishReason finish = FinishReason::kNone;  // kStop or kLength when the worker saw the end
+  float logprob = 0;
+  std::vector<TokenLogprob> top_logprobs;
+};
+
+// Reported once per plan, in order. A slice whose sequence had already finished on the worker is skipped silently:
+// the scheduler planned it before it knew.
+struct StepResult {
+  StepId step;
+  std::vector<SampledToken> sampled;
+  // Sequences that cannot go on (an internal error); the request ends with this cause.
+  struct Failure {
+    SeqId seq;
+    std::string cause;
+  };
+  std::vector<Failure> failures;
+  Nanos compute_ns = 0;      // busy time of the step
+  Nanos expert_wait_ns = 0;  // of which waiting for experts
+};
+
+}  // namespace conclave

@@ -1,0 +1,46 @@
+// The gateway's view of the scheduler.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "libs/base/ids.h"
+#include "libs/base/status.h"
+#include "libs/model/request.h"
+
+namespace conclave {
+
+// Receives what happens to one request; calls come from the port's own thread, one at a time, and must not block.
+class RequestObserver {
+ public:
+  virtual ~RequestObserver() = default;
+  // The scheduler acknowledged the submission: from here the request ends exactly once (design rule 2).
+  virtual void on_accepted() = 0;
+  // Not accepted; nothing else follows.
+  virtual void on_refused(const Status& cause) = 0;
+  // Tokens in order, the last with finish != kNone; nothing follows it.
+  virtual void on_tokens(const TokenEvent& event) = 0;
+};
+
+// What a gateway must know of the fleet before it can validate a request.
+struct FleetInfo {
+  bool ready = false;      // a worker and a home for every expert are there
+  std::string not_ready;   // the reason, for /readyz and 503 bodies
+  uint32_t max_positions = 0;
+  std::string numerics_id;
+  std::string model_fingerprint;
+};
+
+class SchedulerPort {
+ public:
+  virtual ~SchedulerPort() = default;
+  // Any thread. Idempotent by RequestId. A remote port keeps the request and the tokens delivered, and resubmits both to
+  // a restarted scheduler.
+  virtual void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) = 0;
+  // Any thread. The observer still gets its last event (kCancelled), unless the request had already ended.
+  virtual void cancel(RequestId id) = 0;
+  virtual FleetInfo fleet() const = 0;
+};
+
+}  // namespace conclave
