@@ -26,7 +26,7 @@ struct DispatchBatch {
   uint32_t layer = 0;
   uint32_t hidden = 0;  // elements per row
   RowDtype dtype = RowDtype::kBf16;
-  Nanos time_left = 0;  // until the sender's dispatch deadline; a shard may skip what is already past it
+  Nanos time_left = 0;  // until the sender's dispatch deadline (0: none); a shard skips what is past it
   std::vector<uint32_t> expert_begin;  // rows()+1 offsets into expert_ids
   std::vector<uint16_t> expert_ids;    // per row, in slot order
   RowBuffer rows;                      // rows() * hidden * dtype bytes

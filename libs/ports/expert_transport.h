@@ -47,13 +47,17 @@ struct TransportEvent {
     CombineBatch batch;
   };
   struct Writable {};
+  // The peer no longer wants this dispatch (its cancel()). Best effort: a transport may leave it out.
+  struct Cancel {
+    DispatchId id;
+  };
   // A message that failed its checks (CRC, limits, version). The peer stays; a count goes to metrics.
   struct Rejected {
     Status cause;
   };
 
   Incarnation peer;
-  std::variant<PeerUp, PeerDown, Dispatch, Combine, Writable, Rejected> what;
+  std::variant<PeerUp, PeerDown, Dispatch, Combine, Writable, Rejected, Cancel> what;
 };
 
 class ExpertTransport {
