@@ -54,7 +54,8 @@ json::object summary(std::vector<double>& values) {
           {"p99", percentile(values, 99)}};
 }
 
-// Prompts of byte tokens (ids 0..255 exist in every tokenizer of the family), drawn from (workload seed, index).
+// Prompts of byte tokens (ids 0..255 exist in every tokenizer of the family), drawn from (workload seed,
+// index).
 json::array make_prompt(const BenchFlags& flags, int index) {
   SplitMix64 random(flags.workload_seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(index));
   json::array ids;
@@ -63,7 +64,8 @@ json::array make_prompt(const BenchFlags& flags, int index) {
 }
 
 void run_one(const BenchFlags& flags, int index, Samples& samples, std::mutex& mutex) {
-  json::object body{{"prompt", make_prompt(flags, index)}, {"max_tokens", flags.output_tokens}, {"ignore_eos", true}};
+  json::object body{
+      {"prompt", make_prompt(flags, index)}, {"max_tokens", flags.output_tokens}, {"ignore_eos", true}};
   const auto result = run_stream(flags.sampling, "/v1/completions", std::move(body),
                                  [](const std::string&, bool) { return true; });
   std::lock_guard lock(mutex);
@@ -75,15 +77,17 @@ void run_one(const BenchFlags& flags, int index, Samples& samples, std::mutex& m
   samples.prompt_tokens += result->prompt_tokens;
   samples.completion_tokens += result->completion_tokens;
   samples.total_ms.push_back(static_cast<double>(result->total) / kMillisecond);
-  if (!result->arrivals.empty()) samples.first_ms.push_back(static_cast<double>(result->first_token) / kMillisecond);
+  if (!result->arrivals.empty())
+    samples.first_ms.push_back(static_cast<double>(result->first_token) / kMillisecond);
   for (size_t i = 1; i < result->arrivals.size(); ++i) {
-    samples.between_ms.push_back(static_cast<double>(result->arrivals[i] - result->arrivals[i - 1]) / kMillisecond);
+    samples.between_ms.push_back(static_cast<double>(result->arrivals[i] - result->arrivals[i - 1]) /
+                                 kMillisecond);
   }
 }
 
 void print_row(const char* name, const json::object& row) {
-  std::printf("  %-28s %9.2f %9.2f %9.2f %9.2f\n", name, row.at("mean").as_double(), row.at("p50").as_double(),
-              row.at("p90").as_double(), row.at("p99").as_double());
+  std::printf("  %-28s %9.2f %9.2f %9.2f %9.2f\n", name, row.at("mean").as_double(),
+              row.at("p50").as_double(), row.at("p90").as_double(), row.at("p99").as_double());
 }
 
 Status run_bench(const BenchFlags& flags) {
@@ -119,14 +123,17 @@ Status run_bench(const BenchFlags& flags) {
       {"completion_tokens", samples.completion_tokens},
       {"requests_per_s", samples.completed / seconds},
       {"output_tokens_per_s", static_cast<double>(samples.completion_tokens) / seconds},
-      {"total_tokens_per_s", static_cast<double>(samples.completion_tokens + samples.prompt_tokens) / seconds},
+      {"total_tokens_per_s",
+       static_cast<double>(samples.completion_tokens + samples.prompt_tokens) / seconds},
       {"time_to_first_token_ms", summary(samples.first_ms)},
       {"inter_token_latency_ms", summary(samples.between_ms)},
       {"request_latency_ms", summary(samples.total_ms)},
   };
-  std::printf("%d of %d requests in %.2f s at concurrency %d: %.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all\n",
-              samples.completed, flags.requests, seconds, flags.concurrency, samples.completed / seconds,
-              report["output_tokens_per_s"].as_double(), report["total_tokens_per_s"].as_double());
+  std::printf(
+      "%d of %d requests in %.2f s at concurrency %d: %.2f requests/s, %.1f output tokens/s, %.1f tokens/s "
+      "in all\n",
+      samples.completed, flags.requests, seconds, flags.concurrency, samples.completed / seconds,
+      report["output_tokens_per_s"].as_double(), report["total_tokens_per_s"].as_double());
   std::printf("  %-28s %9s %9s %9s %9s\n", "ms", "mean", "p50", "p90", "p99");
   print_row("time to first token", report["time_to_first_token_ms"].as_object());
   print_row("between pieces of a stream", report["inter_token_latency_ms"].as_object());
@@ -137,7 +144,8 @@ Status run_bench(const BenchFlags& flags) {
     if (!out.flush()) return invalid_field("--json", "cannot write " + flags.json_path);
   }
   if (!samples.errors.empty()) {
-    return unavailable(std::to_string(samples.errors.size()) + " requests failed, the first with: " + samples.errors.front());
+    return unavailable(std::to_string(samples.errors.size()) +
+                       " requests failed, the first with: " + samples.errors.front());
   }
   return OkStatus();
 }
@@ -145,12 +153,21 @@ Status run_bench(const BenchFlags& flags) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, Command& chosen) {
-  auto* command = app.add_subcommand("bench", "Measure a running cluster with a closed loop of streaming requests");
+  auto* command =
+      app.add_subcommand("bench", "Measure a running cluster with a closed loop of streaming requests");
   auto flags = std::make_shared<BenchFlags>();
-  command->add_option("--requests", flags->requests, "How many requests")->check(CLI::Range(1, 1'000'000))->capture_default_str();
-  command->add_option("--concurrency", flags->concurrency, "How many at a time")->check(CLI::Range(1, 4096))->capture_default_str();
-  command->add_option("--input-tokens", flags->input_tokens, "Tokens of each prompt")->check(CLI::Range(1, 1'000'000))->capture_default_str();
-  command->add_option("--output-tokens", flags->output_tokens, "Tokens to generate, exactly")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+  command->add_option("--requests", flags->requests, "How many requests")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--concurrency", flags->concurrency, "How many at a time")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--input-tokens", flags->input_tokens, "Tokens of each prompt")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--output-tokens", flags->output_tokens, "Tokens to generate, exactly")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   command->add_option("--workload-seed", flags->workload_seed, "Which prompts")->capture_default_str();
   command->add_option("--json", flags->json_path, "Also write the report to this file");
   flags->sampling.add_to(*command);

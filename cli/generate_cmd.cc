@@ -24,16 +24,16 @@ Status run_generate(const GenerateFlags& flags) {
   std::string prompt = flags.prompt;
   if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   RateLine rate("generating");
-  ASSIGN_OR_RETURN(const StreamResult result,
-                   run_stream(flags.sampling, "/v1/completions", {{"prompt", prompt}},
-                              [&](const std::string& text, bool) {
-                                if (!flags.json) {
-                                  std::fwrite(text.data(), 1, text.size(), stdout);
-                                  std::fflush(stdout);
-                                }
-                                rate.tick(!flags.json && isatty(STDOUT_FILENO));
-                                return std::ferror(stdout) == 0;
-                              }));
+  ASSIGN_OR_RETURN(
+      const StreamResult result,
+      run_stream(flags.sampling, "/v1/completions", {{"prompt", prompt}}, [&](const std::string& text, bool) {
+        if (!flags.json) {
+          std::fwrite(text.data(), 1, text.size(), stdout);
+          std::fflush(stdout);
+        }
+        rate.tick(!flags.json && isatty(STDOUT_FILENO));
+        return std::ferror(stdout) == 0;
+      }));
   rate.clear();
   if (flags.json) {
     const boost::json::object out{{"text", result.text},

@@ -22,7 +22,8 @@ Status from_error(const Error& error, const ServerUrl& server) {
   const std::string where = server.host + ":" + server.port;
   if (error == beast::error::timeout) return deadline_exceeded("no answer from " + where + " in time");
   if (error == asio::error::connection_refused) {
-    return unavailable("nothing listens at " + where + "; start a cluster with `conclave up --model DIR`, or name its address with --url");
+    return unavailable("nothing listens at " + where +
+                       "; start a cluster with `conclave up --model DIR`, or name its address with --url");
   }
   return unavailable(where + ": " + error.message());
 }
@@ -30,7 +31,8 @@ Status from_error(const Error& error, const ServerUrl& server) {
 // Runs one asynchronous operation at a time, so that every one of them has the stream's timeout.
 class Connection {
  public:
-  Connection(const ServerUrl& server, Nanos timeout) : server_(server), timeout_(timeout), stream_(context_) {}
+  Connection(const ServerUrl& server, Nanos timeout)
+      : server_(server), timeout_(timeout), stream_(context_) {}
 
   Status open() {
     asio::ip::tcp::resolver resolver(context_);
@@ -92,8 +94,8 @@ class Connection {
   beast::flat_buffer buffer_;
 };
 
-http::request<http::string_body> make_request(const ServerUrl& server, std::string_view method, std::string_view path,
-                                              const std::string& body) {
+http::request<http::string_body> make_request(const ServerUrl& server, std::string_view method,
+                                              std::string_view path, const std::string& body) {
   http::request<http::string_body> request;
   request.version(11);
   request.method_string({method.data(), method.size()});
@@ -143,13 +145,15 @@ class EventSplitter {
 StatusOr<ServerUrl> parse_url(std::string_view text) {
   std::string_view rest = text;
   if (rest.rfind("http://", 0) == 0) rest.remove_prefix(7);
-  if (rest.find("://") != std::string_view::npos) return invalid_field("--url", "only http:// URLs: '" + std::string(text) + "'");
+  if (rest.find("://") != std::string_view::npos)
+    return invalid_field("--url", "only http:// URLs: '" + std::string(text) + "'");
   while (!rest.empty() && rest.back() == '/') rest.remove_suffix(1);
   const size_t colon = rest.rfind(':');
   ServerUrl url;
   url.host = std::string(rest.substr(0, colon));
   url.port = colon == std::string_view::npos ? "8000" : std::string(rest.substr(colon + 1));
-  if (url.host.size() > 2 && url.host.front() == '[' && url.host.back() == ']') url.host = url.host.substr(1, url.host.size() - 2);
+  if (url.host.size() > 2 && url.host.front() == '[' && url.host.back() == ']')
+    url.host = url.host.substr(1, url.host.size() - 2);
   const bool digits = !url.port.empty() && url.port.find_first_not_of("0123456789") == std::string::npos;
   if (url.host.empty() || !digits || url.port.size() > 5 || url.host.find('/') != std::string::npos) {
     return invalid_field("--url", "not a server's address: '" + std::string(text) + "' (http://HOST:PORT)");

@@ -28,9 +28,9 @@ struct HttpResponse {
 StatusOr<HttpResponse> http_request(const ServerUrl& server, std::string_view method, std::string_view path,
                                     const std::string& body, Nanos timeout);
 
-// POSTs `body` and calls on_data with the data of each event until the server ends, "[DONE]" came, or on_data returns
-// false (then the connection is closed at once, which cancels the request). An answer that is not an event stream
-// comes back as the response with its body.
+// POSTs `body` and calls on_data with the data of each event until the server ends, "[DONE]" came, or on_data
+// returns false (then the connection is closed at once, which cancels the request). An answer that is not an
+// event stream comes back as the response with its body.
 StatusOr<HttpResponse> http_stream(const ServerUrl& server, std::string_view path, const std::string& body,
                                    Nanos timeout, const std::function<bool(std::string_view)>& on_data);
 

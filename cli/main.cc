@@ -7,7 +7,8 @@
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is an error of the write, not a death
-  CLI::App app("Conclave serves MiniMax-M2 models on a cluster of attention workers and expert shards.", "conclave");
+  CLI::App app("Conclave serves MiniMax-M2 models on a cluster of attention workers and expert shards.",
+               "conclave");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("conclave ") + CONCLAVE_VERSION);
   conclave::cli::Command chosen;

@@ -40,7 +40,8 @@ void RateLine::clear() {
 void print_summary(const StreamResult& result) {
   if (!stderr_is_terminal()) return;
   const double seconds = static_cast<double>(result.total) / kSecond;
-  std::fprintf(stderr, "%ld prompt tokens, %ld tokens in %.2f s (%.1f tokens/s), first after %.0f ms, finish: %s\n",
+  std::fprintf(stderr,
+               "%ld prompt tokens, %ld tokens in %.2f s (%.1f tokens/s), first after %.0f ms, finish: %s\n",
                static_cast<long>(result.prompt_tokens), static_cast<long>(result.completion_tokens), seconds,
                seconds > 0 ? static_cast<double>(result.completion_tokens) / seconds : 0.0,
                static_cast<double>(result.first_token) / kMillisecond, result.finish_reason.c_str());

@@ -1,5 +1,5 @@
-// What a person at a terminal sees besides the answer itself; all of it goes to stderr, and none when that is no
-// terminal.
+// What a person at a terminal sees besides the answer itself; all of it goes to stderr, and none when that is
+// no terminal.
 #pragma once
 
 #include <string>

@@ -14,7 +14,8 @@ void SamplingFlags::add_to(CLI::App& command) {
   command.add_option("--top-k", top_k, "Sample among the k likeliest");
   command.add_option("--seed", seed, "Same seed, same answer");
   command.add_option("--stop", stop, "Stop string; may be repeated");
-  command.add_option("--timeout-s", timeout_s, "Longest silence of the server, in seconds")->capture_default_str();
+  command.add_option("--timeout-s", timeout_s, "Longest silence of the server, in seconds")
+      ->capture_default_str();
 }
 
 void SamplingFlags::write_to(json::object& body) const {
@@ -83,9 +84,11 @@ StatusOr<StreamResult> run_stream(const SamplingFlags& flags, const std::string&
     const auto& first = choices->as_array()[0];
     if (!first.is_object()) return true;
     const json::object& choice = first.as_object();
-    if (const std::string reason = string_at(choice, "finish_reason"); !reason.empty()) result.finish_reason = reason;
+    if (const std::string reason = string_at(choice, "finish_reason"); !reason.empty())
+      result.finish_reason = reason;
     if (const auto* delta = object_at(choice, "delta")) {
-      return piece(string_at(*delta, "reasoning_content"), true) && piece(string_at(*delta, "content"), false);
+      return piece(string_at(*delta, "reasoning_content"), true) &&
+             piece(string_at(*delta, "content"), false);
     }
     return piece(string_at(choice, "text"), false);
   };

@@ -39,13 +39,15 @@ struct StreamResult {
   std::string finish_reason;
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
-  Nanos first_token = 0;             // from sending the request
+  Nanos first_token = 0;  // from sending the request
   Nanos total = 0;
-  std::vector<TimePoint> arrivals;   // of each piece of text
+  std::vector<TimePoint> arrivals;  // of each piece of text
 };
 
-// Sends `body` with stream on to `path`, calls on_piece(text, is_reasoning) for each piece; false stops the request.
-StatusOr<StreamResult> run_stream(const SamplingFlags& flags, const std::string& path, boost::json::object body,
+// Sends `body` with stream on to `path`, calls on_piece(text, is_reasoning) for each piece; false stops the
+// request.
+StatusOr<StreamResult> run_stream(const SamplingFlags& flags, const std::string& path,
+                                  boost::json::object body,
                                   const std::function<bool(const std::string&, bool)>& on_piece);
 
 }  // namespace conclave::cli

@@ -71,7 +71,8 @@ Status Supervisor::spawn(Child& child) {
   for (auto& arg : child.spec.argv) argv.push_back(arg.data());
   argv.push_back(nullptr);
   const int log = open(child.spec.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (log < 0) return failed_precondition("cannot write " + child.spec.log_path + ": " + std::strerror(errno));
+  if (log < 0)
+    return failed_precondition("cannot write " + child.spec.log_path + ": " + std::strerror(errno));
   int failure[2];
   if (pipe2(failure, O_CLOEXEC) != 0) {
     close(log);
@@ -103,7 +104,8 @@ Status Supervisor::spawn(Child& child) {
   close(failure[0]);
   if (failed) {
     if (pid > 0) waitpid(pid, nullptr, 0);
-    return failed_precondition("cannot start " + child.spec.argv[0] + ": " + std::strerror(pid < 0 ? errno : error));
+    return failed_precondition("cannot start " + child.spec.argv[0] + ": " +
+                               std::strerror(pid < 0 ? errno : error));
   }
   child.pid = pid;
   child.started = steady_now();
@@ -115,7 +117,7 @@ Status Supervisor::reap(const std::function<void(const std::string&, const std::
     int status = 0;
     if (child.pid <= 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
     child.pid = -1;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
+    if (!started_ && WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
       return failed_precondition(child.spec.name + " cannot start: " + last_line(child.spec.log_path));
     }
     const TimePoint now = steady_now();
@@ -159,7 +161,9 @@ void Supervisor::stop() {
     if (child->pid > 0) kill(child->pid, SIGTERM);
   }
   const TimePoint deadline = steady_now() + options_.stop_grace_ms * kMillisecond;
-  auto running = [&] { return std::any_of(children_.begin(), children_.end(), [](auto& c) { return c.pid > 0; }); };
+  auto running = [&] {
+    return std::any_of(children_.begin(), children_.end(), [](auto& c) { return c.pid > 0; });
+  };
   while (running()) {
     for (auto& child : children_) {
       if (child.pid > 0 && waitpid(child.pid, nullptr, WNOHANG) == child.pid) child.pid = -1;

@@ -1,6 +1,6 @@
-// Keeps child processes running: restarts what dies, with back-off, and stops all of them in order. One thread: the
-// caller's. SIGCHLD, SIGINT and SIGTERM must be blocked in the process before the first child starts
-// (block_signals); run() waits for them.
+// Keeps child processes running: restarts what dies, with back-off, and stops all of them in order. One
+// thread: the caller's. SIGCHLD, SIGINT and SIGTERM must be blocked in the process before the first child
+// starts (block_signals); run() waits for them.
 #pragma once
 
 #include <sys/types.h>
@@ -15,8 +15,8 @@
 namespace conclave::cli {
 
 struct SupervisorOptions {
-  // The first restart is immediate; each further one waits twice as long, from min to max, until a child has lived
-  // for healthy_after_ms.
+  // The first restart is immediate; each further one waits twice as long, from min to max, until a child has
+  // lived for healthy_after_ms.
   int64_t backoff_min_ms = 100;
   int64_t backoff_max_ms = 5000;
   int64_t healthy_after_ms = 10'000;
@@ -44,9 +44,13 @@ class Supervisor {
   // Starts a child at once.
   Status start(ChildSpec spec);
 
-  // Waits for signals: returns OK after SIGINT or SIGTERM, or the cause when a child says that starting again cannot
-  // help. `on_restart(name, exit description)` is called for each child that died. `tick` is called at least every
-  // tick_ms and ends the wait when it returns true.
+  // From now on a child that says that starting again cannot help is restarted all the same: it has worked
+  // before (a port may still be held by its predecessor).
+  void started() { started_ = true; }
+
+  // Waits for signals: returns OK after SIGINT or SIGTERM, or the cause when a child says, before started(),
+  // that starting again cannot help. `on_restart(name, exit description)` is called for each child that died.
+  // `tick` is called at least every tick_ms and ends the wait when it returns true.
   Status run(const std::function<void(const std::string&, const std::string&)>& on_restart,
              const std::function<bool()>& tick, int64_t tick_ms);
 
@@ -68,6 +72,7 @@ class Supervisor {
 
   SupervisorOptions options_;
   std::vector<Child> children_;
+  bool started_ = false;
 };
 
 // The last non-empty line of a file, for error messages; empty when there is none.
