@@ -58,14 +58,13 @@ class SchedulerCore {
   void forgive_own_stall(TimePoint now);
   void run_timers(TimePoint now);
 
-  // Whether the request could run on some worker of this fleet; the Status names the field and the numbers.
-  Status check_fits(const AcceptedRequest& request) const;
-  void reattach(Request& request, Submit& event);
+  // Whether the request fits the pages of the largest worker so far; the Status names the numbers.
+  Status check_capacity(const AcceptedRequest& request) const;
+  void reattach(Request& request, Submit& event, TimePoint now);
   void admit(TimePoint now);
-  void end_request(Request& request, FinishReason reason, std::string error, TimePoint now);
-  void stop_sequence(Request& request);
-  // Sends what the gateway has not seen; forgets a request whose end was sent. The reference may dangle afterwards.
-  void flush(Request& request, TimePoint now);
+  void end_request(Request& request, FinishReason reason, std::string error);
+  // Sends what the gateway has not seen; forgets a request whose end was sent: the reference may dangle afterwards.
+  void flush(Request& request);
   void publish_placements();
   void update_fleet();
   Welcome welcome() const;
@@ -86,6 +85,7 @@ class SchedulerCore {
   FleetInfo fleet_;
   SchedulerMetrics counters_;
   TimePoint last_now_ = 0;
+  TimePoint timer_due_ = kNever;  // what plan() asked to be woken for
   Actions actions_;
 };
 
