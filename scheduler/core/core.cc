@@ -33,7 +33,8 @@ Status check_shape(const AcceptedRequest& request) {
   if (!std::isfinite(sampling.top_p)) return invalid_field("top_p", "must be a number");
   if (!std::isfinite(sampling.min_p)) return invalid_field("min_p", "must be a number");
   if (request.delivered.size() > sampling.max_tokens) {
-    return invalid_field("delivered", "has " + std::to_string(request.delivered.size()) + " tokens, more than max_tokens, " +
+    return invalid_field("delivered", "has " + std::to_string(request.delivered.size()) +
+                                          " tokens, more than max_tokens, " +
                                           std::to_string(sampling.max_tokens));
   }
   return OkStatus();
@@ -42,15 +43,16 @@ Status check_shape(const AcceptedRequest& request) {
 Status check_model(const AcceptedRequest& request, const FleetModel& model) {
   const uint64_t positions = static_cast<uint64_t>(request.prompt.size()) + request.sampling.max_tokens;
   if (request.prompt.size() >= model.max_positions) {
-    return invalid_field("prompt", "has " + std::to_string(request.prompt.size()) + " tokens; with at least one more it "
+    return invalid_field("prompt", "has " + std::to_string(request.prompt.size()) +
+                                       " tokens; with at least one more it "
                                        "exceeds the model's context of " +
                                        std::to_string(model.max_positions));
   }
   if (positions > model.max_positions) {
-    return invalid_field("max_tokens", "prompt (" + std::to_string(request.prompt.size()) + ") and max_tokens (" +
-                                           std::to_string(request.sampling.max_tokens) +
-                                           ") together exceed the model's context of " +
-                                           std::to_string(model.max_positions));
+    return invalid_field(
+        "max_tokens", "prompt (" + std::to_string(request.prompt.size()) + ") and max_tokens (" +
+                          std::to_string(request.sampling.max_tokens) +
+                          ") together exceed the model's context of " + std::to_string(model.max_positions));
   }
   RETURN_IF_ERROR(check_tokens("prompt", request.prompt, model.vocab_size));
   return check_tokens("delivered", request.delivered, model.vocab_size);
@@ -89,7 +91,7 @@ Actions SchedulerCore::on_event(Event event, TimePoint now) {
 Actions SchedulerCore::plan(TimePoint now) {
   CONCLAVE_CHECK(now >= last_now_);
   last_now_ = now;
-  admit(now);
+  admit();
   for (auto& [incarnation, worker] : workers_) {
     while (auto step = plan_step(incarnation, now)) {
       emit(SendMember{members_.find(incarnation)->session, std::move(*step)});
@@ -103,7 +105,8 @@ Actions SchedulerCore::plan(TimePoint now) {
 std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimePoint) {
   const auto it = workers_.find(incarnation);
   if (it == workers_.end()) return std::nullopt;
-  // Without a home for every expert a step could not complete; a suspect gets no new work. Ends may always go.
+  // Without a home for every expert a step could not complete; a suspect gets no new work. Ends may always
+  // go.
   const bool ends_only = members_.find(incarnation)->suspect || !placement_.active_complete();
   auto step = it->second.plan(ends_only);
   if (step) {
@@ -123,10 +126,10 @@ Status SchedulerCore::check_capacity(const AcceptedRequest& request) const {
   const uint64_t positions = static_cast<uint64_t>(request.prompt.size()) + request.sampling.max_tokens;
   const uint32_t blocks = WorkerPlanner::blocks_for(positions);
   if (blocks <= largest_pool_) return OkStatus();
-  return invalid_field("max_tokens", "prompt (" + std::to_string(request.prompt.size()) + ") and max_tokens (" +
-                                         std::to_string(request.sampling.max_tokens) + ") need " +
-                                         std::to_string(blocks) + " pages of KV cache; the largest worker has " +
-                                         std::to_string(largest_pool_));
+  return invalid_field("max_tokens",
+                       "prompt (" + std::to_string(request.prompt.size()) + ") and max_tokens (" +
+                           std::to_string(request.sampling.max_tokens) + ") need " + std::to_string(blocks) +
+                           " pages of KV cache; the largest worker has " + std::to_string(largest_pool_));
 }
 
 void SchedulerCore::handle(Submit& event, TimePoint now) {
@@ -139,7 +142,7 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
   if (Status shape = check_shape(event.request); !shape.ok()) {
     return refuse(counters_.requests_refused_invalid, shape);
   }
-  if (Request* known = requests_.find(id)) return reattach(*known, event, now);
+  if (Request* known = requests_.find(id)) return reattach(*known, event);
 
   const auto& model = members_.model();
   if (model) {
@@ -150,7 +153,8 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
   // What a scheduler acknowledged before is never shed (design rule 2).
   if (!event.request.resubmitted) {
     if (!model) {
-      return refuse(counters_.requests_refused_unready, unavailable("the cluster is not ready: " + fleet_.not_ready));
+      return refuse(counters_.requests_refused_unready,
+                    unavailable("the cluster is not ready: " + fleet_.not_ready));
     }
     if (Status fits = check_capacity(event.request); !fits.ok()) {
       return refuse(counters_.requests_refused_invalid, fits);
@@ -161,11 +165,12 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
                                        " requests wait (max_waiting_requests); try again later"));
     }
     if (requests_.waiting_tokens() + event.request.prompt.size() > options_.max_waiting_tokens) {
-      return refuse(counters_.requests_refused_full,
-                    resource_exhausted("the queue is full: its requests have " +
-                                       std::to_string(requests_.waiting_tokens()) + " prompt tokens, this one " +
-                                       std::to_string(event.request.prompt.size()) + ", max_waiting_tokens is " +
-                                       std::to_string(options_.max_waiting_tokens) + "; try again later"));
+      return refuse(
+          counters_.requests_refused_full,
+          resource_exhausted("the queue is full: its requests have " +
+                             std::to_string(requests_.waiting_tokens()) + " prompt tokens, this one " +
+                             std::to_string(event.request.prompt.size()) + ", max_waiting_tokens is " +
+                             std::to_string(options_.max_waiting_tokens) + "; try again later"));
     }
   }
   ++counters_.requests_accepted;
@@ -179,7 +184,7 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
   }
 }
 
-void SchedulerCore::reattach(Request& request, Submit& event, TimePoint now) {
+void SchedulerCore::reattach(Request& request, Submit& event) {
   if (request.accepted.prompt != event.request.prompt ||
       request.accepted.sampling.max_tokens != event.request.sampling.max_tokens ||
       request.accepted.sampling.seed != event.request.sampling.seed) {
@@ -194,14 +199,16 @@ void SchedulerCore::reattach(Request& request, Submit& event, TimePoint now) {
   emit(ReplySubmit{event.gateway, request.id(), OkStatus()});
   const size_t common = std::min(delivered.size(), request.generated.size());
   if (request.state != RequestState::kEnded &&
-      !std::equal(delivered.begin(), delivered.begin() + static_cast<ptrdiff_t>(common), request.generated.begin())) {
-    return end_request(request, FinishReason::kError,
-                       "the tokens delivered before differ from those generated here: two numerics were mixed");
+      !std::equal(delivered.begin(), delivered.begin() + static_cast<ptrdiff_t>(common),
+                  request.generated.begin())) {
+    return end_request(
+        request, FinishReason::kError,
+        "the tokens delivered before differ from those generated here: two numerics were mixed");
   }
   flush(request);
 }
 
-void SchedulerCore::handle(Cancel& event, TimePoint now) {
+void SchedulerCore::handle(Cancel& event, TimePoint) {
   Request* request = requests_.find(event.request);
   if (request == nullptr || request->state == RequestState::kEnded) return;
   const auto gateway = request->gateway;
@@ -214,10 +221,10 @@ void SchedulerCore::handle(Cancel& event, TimePoint now) {
   }
 }
 
-void SchedulerCore::admit(TimePoint now) {
+void SchedulerCore::admit() {
   if (workers_.empty() || !placement_.active_complete()) return;
-  // First come, first served, per worker: who cannot start now keeps the workers it could run on from all that came
-  // later, so it never starves; who fits no worker's pool holds up nobody.
+  // First come, first served, per worker: who cannot start now keeps the workers it could run on from all
+  // that came later, so it never starves; who fits no worker's pool holds up nobody.
   std::set<Incarnation> held;
   for (const auto& [incarnation, worker] : workers_) {
     if (members_.find(incarnation)->suspect) held.insert(incarnation);
@@ -270,7 +277,8 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
   StatusOr<StepOutcome> outcome = worker.on_result(result);
   if (!outcome.ok()) {
     ++counters_.protocol_violations;
-    lose_member(member.session, annotate(outcome.status(), member.hello.name + " broke the protocol"), true, now);
+    lose_member(member.session, annotate(outcome.status(), member.hello.name + " broke the protocol"), true,
+                now);
     return;
   }
   ++counters_.steps_retired;

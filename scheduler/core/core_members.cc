@@ -11,7 +11,8 @@ namespace conclave::scheduler {
 void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   Member* member = members_.find(event.session);
   if (member == nullptr) {
-    if (auto* hello = std::get_if<Hello>(&event.message)) return on_hello(event.session, std::move(*hello), now);
+    if (auto* hello = std::get_if<Hello>(&event.message))
+      return on_hello(event.session, std::move(*hello), now);
     ++counters_.protocol_violations;
     emit(CloseMember{event.session, failed_precondition("the first message of a member must be its hello")});
     return;
@@ -40,8 +41,8 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
 }
 
 void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
-  // The same process on a new connection: the old one is gone, whatever it looks like from here. What it ran moves on,
-  // and the process joins again under a new incarnation.
+  // The same process on a new connection: the old one is gone, whatever it looks like from here. What it ran
+  // moves on, and the process joins again under a new incarnation.
   if (Member* old = members_.find(hello.incarnation)) {
     lose_member(old->session, unavailable(old->hello.name + " connected again"), true, now);
   }
@@ -87,7 +88,8 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   ++counters_.members_lost;
   members_.remove(session);
   if (close) {
-    emit(SendMember{session, Refusal{StatusCode::kFailedPrecondition, "declared dead: " + message_of(cause)}});
+    emit(
+        SendMember{session, Refusal{StatusCode::kFailedPrecondition, "declared dead: " + message_of(cause)}});
     emit(CloseMember{session, cause});
   }
   if (hello.role == Role::kExpert) {
@@ -111,7 +113,8 @@ void SchedulerCore::handle(MemberLost& event, TimePoint now) {
 void SchedulerCore::handle(GatewayJoined& event, TimePoint) {
   Status status = members_.check_gateway(event.hello);
   if (status.ok() && gateways_.size() >= options_.max_gateways) {
-    status = resource_exhausted("there are " + std::to_string(options_.max_gateways) + " gateways (max_gateways)");
+    status =
+        resource_exhausted("there are " + std::to_string(options_.max_gateways) + " gateways (max_gateways)");
   }
   if (!status.ok()) {
     ++counters_.members_refused;
@@ -133,7 +136,8 @@ void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
 void SchedulerCore::handle(Tick&, TimePoint now) { run_timers(now); }
 
 void SchedulerCore::forgive_own_stall(TimePoint now) {
-  // A scheduler that was itself stopped or starved has not listened: silence in that time is no fault of the members.
+  // A scheduler that was itself stopped or starved has not listened: silence in that time is no fault of the
+  // members.
   if (timer_due_ == kNever) return;
   const Nanos late = now - std::max(timer_due_, last_now_);
   timer_due_ = kNever;
@@ -148,11 +152,12 @@ void SchedulerCore::run_timers(TimePoint now) {
   for (const Incarnation shard : placement_.overdue(now)) {
     const Member* member = members_.find(shard);
     if (member == nullptr) continue;
-    const bool listed =
-        std::any_of(dead.begin(), dead.end(), [&](const DeadMember& d) { return d.session == member->session; });
+    const bool listed = std::any_of(dead.begin(), dead.end(),
+                                    [&](const DeadMember& d) { return d.session == member->session; });
     if (listed) continue;
-    dead.push_back({member->session, deadline_exceeded(member->hello.name + " did not get ready for its experts in " +
-                                                       std::to_string(options_.placement_ready_timeout_ms) + " ms")});
+    dead.push_back(
+        {member->session, deadline_exceeded(member->hello.name + " did not get ready for its experts in " +
+                                            std::to_string(options_.placement_ready_timeout_ms) + " ms")});
   }
   for (const DeadMember& member : dead) lose_member(member.session, member.cause, true, now);
   placement_.on_time(now);
@@ -174,7 +179,8 @@ void SchedulerCore::publish_placements() {
     ++counters_.placements_published;
     for (const auto& [session, member] : members_.all()) {
       const bool shard = member.hello.role == Role::kExpert;
-      if (shard ? !(out.to_shards && out.table.find_shard(member.hello.incarnation) >= 0) : !out.to_workers) continue;
+      if (shard ? !(out.to_shards && out.table.find_shard(member.hello.incarnation) >= 0) : !out.to_workers)
+        continue;
       emit(SendMember{session, PlacementUpdate{out.table}});
     }
   }
@@ -192,10 +198,13 @@ void SchedulerCore::update_fleet() {
   } else if (placement_.shards() == 0) {
     info.not_ready = "no expert shard is there";
   } else if (!placement_.active_complete()) {
-    info.not_ready = "the expert shards (" + std::to_string(placement_.shards()) + ") are preparing their experts";
+    info.not_ready =
+        "the expert shards (" + std::to_string(placement_.shards()) + ") are preparing their experts";
   }
   info.ready = info.not_ready.empty();
-  if (info.ready == fleet_.ready && info.not_ready == fleet_.not_ready && info.numerics_id == fleet_.numerics_id) return;
+  if (info.ready == fleet_.ready && info.not_ready == fleet_.not_ready &&
+      info.numerics_id == fleet_.numerics_id)
+    return;
   fleet_ = std::move(info);
   for (const auto& [session, hello] : gateways_) emit(SendFleet{session, fleet_});
 }
@@ -274,7 +283,8 @@ Status SchedulerCore::audit() const {
     RETURN_IF_ERROR(annotate(worker.audit(), "worker " + std::to_string(incarnation.value)));
     running += worker.running();
   }
-  if (running != requests_.running()) return internal_error("workers run other sequences than there are requests");
+  if (running != requests_.running())
+    return internal_error("workers run other sequences than there are requests");
   if (members_.fence_size() > options_.max_fenced_incarnations) return internal_error("too many fences");
   return OkStatus();
 }

@@ -1,4 +1,5 @@
-// The pages of one worker, counted exactly: free + used = total, and promised pages are always among the free ones.
+// The pages of one worker, counted exactly: free + used = total, and promised pages are always among the free
+// ones.
 #pragma once
 
 #include <cstdint>

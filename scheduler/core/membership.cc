@@ -24,17 +24,18 @@ Status check_protocol(const Hello& hello) {
       hello.protocol_min <= hello.protocol_max) {
     return OkStatus();
   }
-  return with_field(failed_precondition("this scheduler speaks protocol versions " +
-                                        std::to_string(kProtocolVersionMin) + " to " +
-                                        std::to_string(kProtocolVersionMax) + ", " + hello.name + " speaks " +
-                                        std::to_string(hello.protocol_min) + " to " +
-                                        std::to_string(hello.protocol_max) + "; run neighbouring releases"),
-                    "protocol_min");
+  return with_field(
+      failed_precondition("this scheduler speaks protocol versions " + std::to_string(kProtocolVersionMin) +
+                          " to " + std::to_string(kProtocolVersionMax) + ", " + hello.name + " speaks " +
+                          std::to_string(hello.protocol_min) + " to " + std::to_string(hello.protocol_max) +
+                          "; run neighbouring releases"),
+      "protocol_min");
 }
 
-Status differs(std::string_view field, const std::string& name, const std::string& theirs, const std::string& ours) {
-  return with_field(failed_precondition(name + " has " + std::string(field) + " " + theirs + ", this fleet has " +
-                                        ours + "; a fleet never mixes them"),
+Status differs(std::string_view field, const std::string& name, const std::string& theirs,
+               const std::string& ours) {
+  return with_field(failed_precondition(name + " has " + std::string(field) + " " + theirs +
+                                        ", this fleet has " + ours + "; a fleet never mixes them"),
                     field);
 }
 
@@ -47,7 +48,8 @@ Status check_equal(std::string_view field, const std::string& name, uint32_t the
 
 Status Membership::check(const Hello& hello) const {
   if (hello.role != Role::kAttention && hello.role != Role::kExpert) {
-    return invalid_field("role", "a member is an attention worker or an expert shard; routers open a gateway session");
+    return invalid_field(
+        "role", "a member is an attention worker or an expert shard; routers open a gateway session");
   }
   if (!hello.incarnation) return invalid_field("incarnation", "a member needs one");
   RETURN_IF_ERROR(check_protocol(hello));
@@ -82,7 +84,8 @@ Status Membership::check(const Hello& hello) const {
   }
   if (members_.size() >= options_.max_members) {
     return resource_exhausted("the fleet has its " + std::to_string(options_.max_members) +
-                              " members (max_members); the " + std::string(role_name(hello.role)) + " must wait");
+                              " members (max_members); the " + std::string(role_name(hello.role)) +
+                              " must wait");
   }
   return OkStatus();
 }
@@ -122,8 +125,8 @@ void Membership::remove(SessionId session) {
   by_incarnation_.erase(incarnation);
   members_.erase(it);
   fenced_.insert(incarnation);
-  // Incarnations begin with their start time: forgetting the oldest by a floor keeps them out with bounded memory. A
-  // process that is older and never joined is refused too and joins under a new incarnation.
+  // Incarnations begin with their start time: forgetting the oldest by a floor keeps them out with bounded
+  // memory. A process that is older and never joined is refused too and joins under a new incarnation.
   while (fenced_.size() > options_.max_fenced_incarnations) {
     fence_floor_ = std::max(fence_floor_, *fenced_.begin());
     fenced_.erase(fenced_.begin());
@@ -166,9 +169,9 @@ void Membership::extend_leases(Nanos by) {
 TimePoint Membership::dead_at(const Member& member) const {
   // A complaint counts together with silence since then: a shard that is heard afterwards is only busy.
   const bool in_trouble = member.troubles > 0 && member.last_trouble >= member.last_heard;
-  const Nanos patience =
-      (in_trouble ? std::min(options_.dead_after_trouble_ms, options_.dead_after_ms) : options_.dead_after_ms) *
-      kMillisecond;
+  const Nanos patience = (in_trouble ? std::min(options_.dead_after_trouble_ms, options_.dead_after_ms)
+                                     : options_.dead_after_ms) *
+                         kMillisecond;
   return member.last_heard + patience;
 }
 
@@ -184,7 +187,8 @@ uint32_t Membership::check_leases(TimePoint now, std::vector<DeadMember>& dead) 
       dead.push_back({session, unavailable(member.hello.name + " failed its workers " +
                                            std::to_string(member.troubles) + " times: " + member.trouble)});
     } else if (now >= dead_at(member)) {
-      std::string why = member.hello.name + " was not heard for " + std::to_string(silent / kMillisecond) + " ms";
+      std::string why =
+          member.hello.name + " was not heard for " + std::to_string(silent / kMillisecond) + " ms";
       if (member.troubles > 0) why += " after trouble: " + member.trouble;
       dead.push_back({session, unavailable(why)});
     } else if (!member.suspect && silent >= options_.lease_ms * kMillisecond) {

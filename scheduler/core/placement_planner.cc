@@ -36,8 +36,8 @@ void PlacementPlanner::set_model(uint32_t layers, uint32_t experts) {
 
 void PlacementPlanner::shard_joined(const ShardEndpoint& shard, TimePoint now) {
   CONCLAVE_CHECK(live_.emplace(shard.shard, shard).second);
-  // Where workers have nowhere to go there is nothing to gain by waiting for more than the settling time either: the
-  // first shard alone would have to hold everything.
+  // Where workers have nowhere to go there is nothing to gain by waiting for more than the settling time
+  // either: the first shard alone would have to hold everything.
   if (prepare_at_ == kNever) prepare_at_ = now + options_.placement_settle_ms * kMillisecond;
 }
 

@@ -1,6 +1,7 @@
-// Which shard holds which experts, and the protocol of changing it. A change is prepared at the shards first and given
-// to the workers when every shard of it is ready, so workers keep using the old placement meanwhile. A lost shard's
-// homes are taken away at once; workers hold rows that have no home until the next placement gives one.
+// Which shard holds which experts, and the protocol of changing it. A change is prepared at the shards first
+// and given to the workers when every shard of it is ready, so workers keep using the old placement
+// meanwhile. A lost shard's homes are taken away at once; workers hold rows that have no home until the next
+// placement gives one.
 #pragma once
 
 #include <map>

@@ -163,11 +163,13 @@ Status RequestTable::audit() const {
       ++waiting;
       tokens += request->prompt_tokens();
       const auto it = waiting_.find(request->arrival);
-      if (it == waiting_.end() || it->second != request.get()) return internal_error("a waiting request is not queued");
+      if (it == waiting_.end() || it->second != request.get())
+        return internal_error("a waiting request is not queued");
     } else if (request->state == RequestState::kRunning) {
       ++running;
       const auto it = by_seq_.find(request->seq);
-      if (it == by_seq_.end() || it->second != request.get()) return internal_error("a running request has no sequence");
+      if (it == by_seq_.end() || it->second != request.get())
+        return internal_error("a running request has no sequence");
     } else if (request->gateway) {
       return internal_error("an ended request is kept although its gateway is attached");
     }

@@ -1,5 +1,5 @@
-// Every request that was accepted and has not ended towards its gateway: where it waits, where it runs, what it has
-// generated, what its gateway has seen, and when its time is up.
+// Every request that was accepted and has not ended towards its gateway: where it waits, where it runs, what
+// it has generated, what its gateway has seen, and when its time is up.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ struct Request {
   std::vector<TokenId> generated;  // begins with what was delivered before
   std::vector<float> logprobs;     // as long as generated, where asked for
   std::vector<std::vector<TokenLogprob>> top_logprobs;
-  uint32_t sent = 0;  // generated tokens the gateway has; may run ahead of what is generated here after a replay
+  uint32_t sent =
+      0;  // generated tokens the gateway has; may run ahead of what is generated here after a replay
 
   SeqId seq;  // kRunning
   Incarnation worker;

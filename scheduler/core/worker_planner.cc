@@ -83,8 +83,8 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only) {
   PlanCounts counts;
   uint32_t budget = limits_.step_tokens;
   if (!ends_only) {
-    // A sequence past its prefill has one slice a step until all its tokens are granted: the slice at position p yields
-    // the token at p + 1, and the last token's own position is never computed.
+    // A sequence past its prefill has one slice a step until all its tokens are granted: the slice at
+    // position p yields the token at p + 1, and the last token's own position is never computed.
     for (const SeqId id : running_) {
       Sequence& seq = sequences_.at(id);
       if (seq.planned < seq.known || seq.planned + 1 >= seq.max_positions) continue;
@@ -119,7 +119,8 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only) {
 
 Status WorkerPlanner::check_result(const StepResult& result) const {
   if (in_flight_.empty()) {
-    return invalid_field("step", "result of step " + std::to_string(result.step.value) + ", but no step is in flight");
+    return invalid_field(
+        "step", "result of step " + std::to_string(result.step.value) + ", but no step is in flight");
   }
   const Step& step = in_flight_.front();
   if (result.step != step.id) {
@@ -130,7 +131,8 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
   std::set<SeqId> answered;
   for (const SampledToken& token : result.sampled) {
     const std::string name = "sampled sequence " + std::to_string(token.seq.value);
-    if (!expected.contains(token.seq)) return invalid_field("sampled", name + " has no sampling slice in the step");
+    if (!expected.contains(token.seq))
+      return invalid_field("sampled", name + " has no sampling slice in the step");
     if (!answered.insert(token.seq).second) return invalid_field("sampled", name + " appears twice");
     const Sequence& seq = sequences_.at(token.seq);
     if (seq.ended) continue;
@@ -139,8 +141,8 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
                                            std::to_string(seq.next_sample) + " is due");
     }
     if (limits_.vocab_size != 0 && token.token >= limits_.vocab_size) {
-      return invalid_field("token", name + " has token " + std::to_string(token.token) + ", the vocabulary has " +
-                                        std::to_string(limits_.vocab_size));
+      return invalid_field("token", name + " has token " + std::to_string(token.token) +
+                                        ", the vocabulary has " + std::to_string(limits_.vocab_size));
     }
     if (token.finish != FinishReason::kNone && token.finish != FinishReason::kStop &&
         token.finish != FinishReason::kLength) {
@@ -174,7 +176,8 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result) {
     }
     seq.next_sample = token.position + 1;
     outcome.sampled.push_back(token);
-    // Nothing beyond this position was granted, so this is the end whether or not the worker counted the same.
+    // Nothing beyond this position was granted, so this is the end whether or not the worker counted the
+    // same.
     if (seq.next_sample >= seq.max_positions && token.finish == FinishReason::kNone) {
       outcome.sampled.back().finish = FinishReason::kLength;
     }
@@ -212,7 +215,8 @@ Status WorkerPlanner::audit() const {
     }
     if (seq.ended) continue;
     ++live;
-    if (seq.blocks.size() != blocks_for(seq.planned)) return internal_error(name + " has the wrong number of blocks");
+    if (seq.blocks.size() != blocks_for(seq.planned))
+      return internal_error(name + " has the wrong number of blocks");
     if (seq.blocks.size() + seq.promised != blocks_for(seq.max_positions)) {
       return internal_error(name + " is not covered by its promise");
     }

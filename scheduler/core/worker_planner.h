@@ -1,5 +1,6 @@
-// The sequences and pages of one worker, and the plans made for it. Step N+1 is planned while step N runs, so a decode
-// slice is granted before its token is known here; pages return when the plan that ends their sequence was reported.
+// The sequences and pages of one worker, and the plans made for it. Step N+1 is planned while step N runs, so
+// a decode slice is granted before its token is known here; pages return when the plan that ends their
+// sequence was reported.
 #pragma once
 
 #include <deque>
@@ -18,11 +19,11 @@
 namespace conclave::scheduler {
 
 struct WorkerLimits {
-  uint32_t step_tokens = 0;      // rows of a plan
-  uint32_t chunk_tokens = 0;     // of one sequence in a plan
-  uint32_t sequences = 0;        // running at a time; <= step_tokens, so every decode fits in every step
+  uint32_t step_tokens = 0;   // rows of a plan
+  uint32_t chunk_tokens = 0;  // of one sequence in a plan
+  uint32_t sequences = 0;     // running at a time; <= step_tokens, so every decode fits in every step
   uint32_t steps_in_flight = 0;
-  uint32_t vocab_size = 0;       // 0: unknown
+  uint32_t vocab_size = 0;  // 0: unknown
 };
 
 // What a valid StepResult means for requests: only of sequences that have not ended here.
@@ -47,18 +48,18 @@ class WorkerPlanner {
   bool has_room(uint32_t blocks) const {
     return running_.size() < limits_.sequences && blocks <= pool_.available();
   }
-  // Takes a sequence in: `start.tokens` are known, further ones are sampled until there are max_positions in all.
-  // Promises all its pages at once, so that what runs never runs out. CHECKs has_room.
+  // Takes a sequence in: `start.tokens` are known, further ones are sampled until there are max_positions in
+  // all. Promises all its pages at once, so that what runs never runs out. CHECKs has_room.
   void admit(SequenceStart start, uint32_t max_positions);
   // No further slices; the worker is told with its next plan. Unknown or already ended: nothing happens.
   void end(SeqId seq);
 
-  // The next plan, or nullopt when the worker holds enough steps or there is nothing to say. Decodes first, then
-  // prefill in order of admission. With `ends_only` no slices are planned.
+  // The next plan, or nullopt when the worker holds enough steps or there is nothing to say. Decodes first,
+  // then prefill in order of admission. With `ends_only` no slices are planned.
   std::optional<BatchPlan> plan(bool ends_only);
 
-  // Retires the oldest step. An error means that the worker broke the protocol: nothing was changed, and the worker
-  // must not be used further.
+  // Retires the oldest step. An error means that the worker broke the protocol: nothing was changed, and the
+  // worker must not be used further.
   StatusOr<StepOutcome> on_result(const StepResult& result);
 
   const KvPool& pool() const { return pool_; }
@@ -75,9 +76,9 @@ class WorkerPlanner {
     std::optional<SequenceStart> start;  // until the first plan took it
     uint32_t known = 0;                  // tokens at admission
     uint32_t max_positions = 0;
-    uint32_t planned = 0;        // positions [0, planned) have been granted
-    uint32_t next_sample = 0;    // position of the next token to be reported
-    uint32_t promised = 0;       // pages still to come
+    uint32_t planned = 0;      // positions [0, planned) have been granted
+    uint32_t next_sample = 0;  // position of the next token to be reported
+    uint32_t promised = 0;     // pages still to come
     std::vector<BlockId> blocks;
     bool introduced = false;  // some plan has named it
     bool ended = false;
