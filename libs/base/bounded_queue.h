@@ -1,5 +1,6 @@
-// A queue with a bound, for many producers and many consumers. Reaching the bound is the producer's business: it gets
-// false at once and decides what to shed; nothing here ever grows past the bound or blocks a producer.
+// A queue with a bound, for many producers and many consumers. Reaching the bound is the producer's business:
+// it gets false at once and decides what to shed; nothing here ever grows past the bound or blocks a
+// producer.
 #pragma once
 
 #include <condition_variable>

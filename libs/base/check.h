@@ -1,4 +1,5 @@
-// CHECK is for our own bugs only: input, files and peers are answered with a Status (status.h), never with CHECK.
+// CHECK is for our own bugs only: input, files and peers are answered with a Status (status.h), never with
+// CHECK.
 #pragma once
 
 #include <cstdio>
@@ -12,5 +13,6 @@ namespace conclave::internal {
 }
 }  // namespace conclave::internal
 
-#define CONCLAVE_CHECK(condition) \
-  (static_cast<bool>(condition) ? void(0) : ::conclave::internal::check_failed(__FILE__, __LINE__, #condition))
+#define CONCLAVE_CHECK(condition)         \
+  (static_cast<bool>(condition) ? void(0) \
+                                : ::conclave::internal::check_failed(__FILE__, __LINE__, #condition))

@@ -1,4 +1,5 @@
-// BF16 and E4M3 as bit patterns, with the exact conversions of the numerics contract. Pure, usable everywhere.
+// BF16 and E4M3 as bit patterns, with the exact conversions of the numerics contract. Pure, usable
+// everywhere.
 #pragma once
 
 #include <bit>
@@ -38,7 +39,7 @@ inline uint8_t float_to_e4m3(float f) {
   if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
   const float a = std::bit_cast<float>(magnitude);
   if (a >= 464.0f) return static_cast<uint8_t>(sign | 0x7eu);  // 464 is the middle of 448 and the absent 480
-  if (a < 0x1.0p-6f) {                                          // subnormal: count steps of 2^-9, ties to even
+  if (a < 0x1.0p-6f) {                                         // subnormal: count steps of 2^-9, ties to even
     const float steps = a * 0x1.0p9f;
     uint32_t n = static_cast<uint32_t>(steps);
     const float rest = steps - static_cast<float>(n);

@@ -17,8 +17,8 @@ struct StrongId {
   constexpr explicit operator bool() const { return value != T{}; }
 };
 
-// One membership of one process: start time in ms since 1970 (upper 42 bits) and 22 random bits. Never reused; an
-// incarnation declared dead is fenced for ever. 0 means "none".
+// One membership of one process: start time in ms since 1970 (upper 42 bits) and 22 random bits. Never
+// reused; an incarnation declared dead is fenced for ever. 0 means "none".
 using Incarnation = StrongId<struct IncarnationTag, uint64_t>;
 // Numbers the placements that one scheduler incarnation published, from 1.
 using Epoch = StrongId<struct EpochTag, uint64_t>;

@@ -20,8 +20,8 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_
 }
 
 float uniform_draw(uint64_t seed, uint32_t choice, uint64_t position, DrawPurpose purpose) {
-  const auto words = philox4x32({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), choice,
-                                 static_cast<uint32_t>(purpose)},
+  const auto words = philox4x32({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
+                                 choice, static_cast<uint32_t>(purpose)},
                                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<float>(words[0] >> 8) * 0x1.0p-24f;
 }

@@ -12,7 +12,8 @@ namespace conclave {
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Pure.
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// What a draw is for; part of the counter, so that two purposes never share a draw. Values are part of the contract.
+// What a draw is for; part of the counter, so that two purposes never share a draw. Values are part of the
+// contract.
 enum class DrawPurpose : uint32_t { kSample = 0, kInit = 1, kDraft = 2 };
 
 // A uniform in [0, 1) with 24 bits, a function of (seed, choice, position, purpose) alone (design rule 1).

@@ -36,8 +36,12 @@ Status annotate(const Status& status, std::string_view context);
 inline Status invalid_argument(std::string_view m) { return make_status(StatusCode::kInvalidArgument, m); }
 inline Status not_found(std::string_view m) { return make_status(StatusCode::kNotFound, m); }
 inline Status unavailable(std::string_view m) { return make_status(StatusCode::kUnavailable, m); }
-inline Status resource_exhausted(std::string_view m) { return make_status(StatusCode::kResourceExhausted, m); }
-inline Status failed_precondition(std::string_view m) { return make_status(StatusCode::kFailedPrecondition, m); }
+inline Status resource_exhausted(std::string_view m) {
+  return make_status(StatusCode::kResourceExhausted, m);
+}
+inline Status failed_precondition(std::string_view m) {
+  return make_status(StatusCode::kFailedPrecondition, m);
+}
 inline Status data_loss(std::string_view m) { return make_status(StatusCode::kDataLoss, m); }
 inline Status internal_error(std::string_view m) { return make_status(StatusCode::kInternal, m); }
 inline Status cancelled(std::string_view m) { return make_status(StatusCode::kCancelled, m); }
@@ -49,8 +53,8 @@ inline Status deadline_exceeded(std::string_view m) { return make_status(StatusC
 #define CONCLAVE_CONCAT(a, b) CONCLAVE_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function when `expression` (a Status) is not OK.
-#define RETURN_IF_ERROR(expression)                             \
-  do {                                                          \
+#define RETURN_IF_ERROR(expression)                                                            \
+  do {                                                                                         \
     if (auto conclave_status_ = (expression); !conclave_status_.ok()) return conclave_status_; \
   } while (false)
 

@@ -1,5 +1,5 @@
-// A fixed pool for data-parallel loops. Threads park when there is nothing to do; spinning barriers collapse on small
-// machines where several processes share few cores. The caller's thread takes part.
+// A fixed pool for data-parallel loops. Threads park when there is nothing to do; spinning barriers collapse
+// on small machines where several processes share few cores. The caller's thread takes part.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,9 @@ class ThreadPool {
 
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
-  // Calls body(i) once for each i in [0, count), on any thread of the pool, and returns when all are done. Which
-  // thread ran an i must never change a result. Not reentrant, one caller at a time; body must not throw.
+  // Calls body(i) once for each i in [0, count), on any thread of the pool, and returns when all are done.
+  // Which thread ran an i must never change a result. Not reentrant, one caller at a time; body must not
+  // throw.
   void parallel_for(uint32_t count, const std::function<void(uint32_t)>& body);
 
  private:

@@ -1,9 +1,11 @@
-// The operations of the model on CPU. Every one obeys the contract in docs/numerics.md: a result is a function of its
-// own row's inputs alone, equal in every bit for every batch size, thread count and instruction set that shares a
-// numerics id. Plain references in double: libs/kernels/ref/. Conformance suite: tests/conformance.
+// The operations of the model on CPU. Every one obeys the contract in docs/numerics.md: a result is a
+// function of its own row's inputs alone, equal in every bit for every batch size, thread count and
+// instruction set that shares a numerics id. Plain references in double: libs/kernels/ref/. Conformance
+// suite: tests/conformance.
 //
-// Shapes are row-major; m counts rows (tokens). Callers own all memory; nothing here allocates beyond per-thread
-// scratch that is kept. Preconditions are CHECKed (our own bugs), input was validated before it came here.
+// Shapes are row-major; m counts rows (tokens). Callers own all memory; nothing here allocates beyond
+// per-thread scratch that is kept. Preconditions are CHECKed (our own bugs), input was validated before it
+// came here.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +29,8 @@ std::vector<Isa> available_isas();
 // The best of them, or what CONCLAVE_ISA names (scalar, avx2, avx512, avx512bf16).
 StatusOr<Isa> choose_isa();
 std::string_view isa_name(Isa isa);
-// Compares an instruction set's kernels with the scalar contract on a small fixed set that includes subnormals.
+// Compares an instruction set's kernels with the scalar contract on a small fixed set that includes
+// subnormals.
 Status self_check(Isa isa);
 
 struct Context {
@@ -35,23 +38,26 @@ struct Context {
   ThreadPool* pool = nullptr;  // not owned; null: the caller's thread only
 };
 
-// --- matmul -------------------------------------------------------------------------------------------------------
-// y[i][o] = sum_k x[i][k] * W[o][k] for i < m. x: Bf16 rows (kBf16) or float rows (kF32), x_stride elements apart;
-// y: float rows, y_stride apart. Any cols, any rows, any m >= 0.
-void matmul(const Context& ctx, const WeightView& w, Precision precision, const void* x, size_t x_stride, uint32_t m,
-            float* y, size_t y_stride);
+// --- matmul
+// -------------------------------------------------------------------------------------------------------
+// y[i][o] = sum_k x[i][k] * W[o][k] for i < m. x: Bf16 rows (kBf16) or float rows (kF32), x_stride elements
+// apart; y: float rows, y_stride apart. Any cols, any rows, any m >= 0.
+void matmul(const Context& ctx, const WeightView& w, Precision precision, const void* x, size_t x_stride,
+            uint32_t m, float* y, size_t y_stride);
 
-// --- element-wise -------------------------------------------------------------------------------------------------
-// out[i] = x[i] * (1/sqrt(mean(x[i]^2) + eps)) * w, per row of n; out may be x.
-void rms_norm(const Context& ctx, const float* x, const float* w, float eps, uint32_t m, uint32_t n, float* out);
+// --- element-wise
+// ------------------------------------------------------------------------------------------------- out[i] =
+// x[i] * (1/sqrt(mean(x[i]^2) + eps)) * w, per row of n; out may be x.
+void rms_norm(const Context& ctx, const float* x, const float* w, float eps, uint32_t m, uint32_t n,
+              float* out);
 // out[i] = x rounded to nearest even.
 void to_bf16(const Context& ctx, const float* x, size_t count, Bf16* out);
 void bf16_to_f32(const Context& ctx, const Bf16* x, size_t count, float* out);
 // Writes row `token` of the embedding, widened (FP8: scaled), for each token.
 void embed(const Context& ctx, const WeightView& embedding, std::span<const TokenId> tokens, float* out);
 
-// Rotates the first rotary_dim dimensions of each head in place, pairs (i, i + rotary_dim/2) ("neox"); angle =
-// float(position) * float(inv_freq_i) in binary32, inv_freq_i = theta^(-2i/rotary_dim).
+// Rotates the first rotary_dim dimensions of each head in place, pairs (i, i + rotary_dim/2) ("neox"); angle
+// = float(position) * float(inv_freq_i) in binary32, inv_freq_i = theta^(-2i/rotary_dim).
 class Rope {
  public:
   Rope(uint32_t head_dim, uint32_t rotary_dim, double theta);
@@ -62,11 +68,13 @@ class Rope {
   uint32_t head_dim_;
   uint32_t rotary_dim_;
   std::vector<float> inv_freq_;
+  uint64_t id_ = 0;  // keys each thread's cache of angles
 };
 
-// --- attention ----------------------------------------------------------------------------------------------------
-// One layer's KV cache is an array of pages of kBlockTokens (16) positions. The layout within a page is this library's
-// own business (docs/numerics.md); others move pages only whole.
+// --- attention
+// ---------------------------------------------------------------------------------------------------- One
+// layer's KV cache is an array of pages of kBlockTokens (16) positions. The layout within a page is this
+// library's own business (docs/numerics.md); others move pages only whole.
 struct KvShape {
   uint32_t num_heads = 0;
   uint32_t num_kv_heads = 0;
@@ -74,7 +82,8 @@ struct KvShape {
   Precision precision = Precision::kBf16;
 };
 size_t kv_page_bytes(const KvShape& shape);
-// Stores one position's k and v (num_kv_heads * head_dim floats each, rounded to the cache's dtype) in slot 0..15.
+// Stores one position's k and v (num_kv_heads * head_dim floats each, rounded to the cache's dtype) in slot
+// 0..15.
 void kv_store(const KvShape& shape, std::byte* page, uint32_t slot, const float* k, const float* v);
 
 // Consecutive positions [start, start+count) of one sequence. Their own keys and values are already stored.
@@ -85,19 +94,21 @@ struct AttentionSlice {
   uint32_t count = 0;
   const std::byte* const* pages = nullptr;  // page p holds positions 16p .. 16p+15
 };
-// Causal softmax attention, scale head_dim^-0.5, query head h reads kv head h / (num_heads / num_kv_heads). Runs over
-// KV segments at fixed absolute positions, so chunking and threads change nothing.
+// Causal softmax attention, scale head_dim^-0.5, query head h reads kv head h / (num_heads / num_kv_heads).
+// Runs over KV segments at fixed absolute positions, so chunking and threads change nothing.
 void paged_attention(const Context& ctx, const KvShape& shape, std::span<const AttentionSlice> slices);
 
-// --- experts ------------------------------------------------------------------------------------------------------
-// The expert gate: scores = sigmoid(logits), choice = scores + bias, the top_k by choice (ties to the lower id), in
-// descending order of choice; weights = scores of the chosen (without the bias) over their sum. logits: m x experts.
-// bias may be null. ids, weights: m x top_k.
-void route(const Context& ctx, const float* logits, const float* bias, uint32_t m, uint32_t experts, uint32_t top_k,
-           uint16_t* ids, float* weights);
+// --- experts
+// ------------------------------------------------------------------------------------------------------ The
+// expert gate: scores = sigmoid(logits), choice = scores + bias, the top_k by choice (ties to the lower id),
+// in descending order of choice; weights = scores of the chosen (without the bias) over their sum. logits: m
+// x experts. bias may be null. ids, weights: m x top_k.
+void route(const Context& ctx, const float* logits, const float* bias, uint32_t m, uint32_t experts,
+           uint32_t top_k, uint16_t* ids, float* weights);
 
-// out = W2 ( silu(W1 x) * (W3 x) ) for each row of one expert. In and out rows are Bf16 (kBf16) or float (kF32), given by
-// pointer so that rows of many messages form one batch; the inner product is rounded as the precision says.
+// out = W2 ( silu(W1 x) * (W3 x) ) for each row of one expert. In and out rows are Bf16 (kBf16) or float
+// (kF32), given by pointer so that rows of many messages form one batch; the inner product is rounded as the
+// precision says.
 struct ExpertJob {
   const ExpertWeights* weights = nullptr;
   const std::byte* const* in = nullptr;
@@ -106,19 +117,22 @@ struct ExpertJob {
 };
 void run_experts(const Context& ctx, Precision precision, std::span<const ExpertJob> jobs);
 
-// out[0..n) += sum over slots, in slot order, of weights[s] * rows[s]: acc = 0; acc = fma(w_s, row_s, acc); out + acc.
-void combine_slots(Precision precision, const std::byte* const* rows, const float* weights, uint32_t slots, uint32_t n,
-                   float* out);
+// out[0..n) += sum over slots, in slot order, of weights[s] * rows[s]: acc = 0; acc = fma(w_s, row_s, acc);
+// out + acc.
+void combine_slots(Precision precision, const std::byte* const* rows, const float* weights, uint32_t slots,
+                   uint32_t n, float* out);
 
-// --- sampling -----------------------------------------------------------------------------------------------------
+// --- sampling
+// -----------------------------------------------------------------------------------------------------
 struct Sampled {
   TokenId token = 0;
   float logprob = 0;  // of the untempered distribution
   std::vector<TokenLogprob> top;
 };
-// temperature 0: the largest logit, ties to the lower id. Otherwise temperature, then top_k, top_p, min_p, then one
-// draw u in [0,1) over what is left in descending order (ties to the lower id). vocab_limit cuts ids off first. A row
-// with no finite logit is an error of the model: INTERNAL.
-StatusOr<Sampled> sample(const Context& ctx, std::span<const float> logits, const SamplingParams& params, float u);
+// temperature 0: the largest logit, ties to the lower id. Otherwise temperature, then top_k, top_p, min_p,
+// then one draw u in [0,1) over what is left in descending order (ties to the lower id). vocab_limit cuts ids
+// off first. A row with no finite logit is an error of the model: INTERNAL.
+StatusOr<Sampled> sample(const Context& ctx, std::span<const float> logits, const SamplingParams& params,
+                         float u);
 
 }  // namespace conclave::kernels

@@ -1,4 +1,5 @@
-// What processes and the scheduler tell each other (design §4), as plain types; protos mirror them (libs/rpc).
+// What processes and the scheduler tell each other (design §4), as plain types; protos mirror them
+// (libs/rpc).
 #pragma once
 
 #include <cstdint>
@@ -29,10 +30,10 @@ struct Hello {
   std::string numerics_id;
   std::string model_fingerprint;  // of config and tensor directory; equal for equal checkpoints
   uint32_t threads = 0;
-  uint64_t capacity_bytes = 0;     // expert: weights it may hold (0: no limit)
-  uint32_t kv_blocks = 0;          // attention: pages it has
-  uint32_t max_batch_tokens = 0;   // attention: rows one plan may have
-  std::string transport_address;   // attention, expert
+  uint64_t capacity_bytes = 0;    // expert: weights it may hold (0: no limit)
+  uint32_t kv_blocks = 0;         // attention: pages it has
+  uint32_t max_batch_tokens = 0;  // attention: rows one plan may have
+  std::string transport_address;  // attention, expert
   // What the scheduler needs of the model; taken from the first member of a fleet, compared for the others.
   uint32_t num_layers = 0;
   uint32_t num_experts = 0;
@@ -42,10 +43,11 @@ struct Hello {
 
 struct Welcome {
   Incarnation scheduler;
-  Nanos lease_ns = 0;            // renew well within it
-  std::string cluster_secret_id; // which secret the data plane's hello must prove; never the secret itself
+  Nanos lease_ns = 0;             // renew well within it
+  std::string cluster_secret_id;  // which secret the data plane's hello must prove; never the secret itself
 };
-// The member may not join: another numerics_id, model or protocol, or a fenced incarnation. Final for that incarnation.
+// The member may not join: another numerics_id, model or protocol, or a fenced incarnation. Final for that
+// incarnation.
 struct Refusal {
   StatusCode code = StatusCode::kFailedPrecondition;
   std::string reason;
@@ -61,7 +63,7 @@ using ToMember = std::variant<Welcome, Refusal, BatchPlan, PlacementUpdate, Drai
 
 // --- member -> scheduler ---
 struct Heartbeat {
-  Epoch epoch;             // newest placement in use
+  Epoch epoch;  // newest placement in use
   uint32_t queue_depth = 0;
 };
 struct PlacementReady {  // expert: has what the epoch assigns to it

@@ -35,9 +35,10 @@ struct ModelSpec {
   bool use_qk_norm = true;       // RMSNorm over the whole q (k) projection, before the split into heads
   bool use_routing_bias = true;  // chooses experts, never weighs them
   bool tie_word_embeddings = false;
-  std::vector<LayerKind> layer_kinds;  // num_layers entries
+  std::vector<LayerKind> layer_kinds;    // num_layers entries
   std::optional<uint32_t> weight_block;  // 128 when quantization_config says FP8 blocks
-  std::vector<TokenId> stop_token_ids;   // generation_config.json, then tokenizer_config.json, then config.json
+  std::vector<TokenId>
+      stop_token_ids;  // generation_config.json, then tokenizer_config.json, then config.json
   std::optional<TokenId> bos_token_id;
   std::vector<std::string> notes;  // one line each: fields ignored on purpose (MTP) and why
 

@@ -10,8 +10,8 @@ StatusOr<Precision> parse_precision(std::string_view text, std::string_view fiel
 
 std::string numerics_id(Precision precision, std::string_view backend_class) {
   const std::string d = precision == Precision::kBf16 ? "bf16" : "f32";
-  return "k" + std::to_string(kKernelContractVersion) + "-" + std::string(backend_class) + "-act." + d + "-wire." + d +
-         "-out." + d + "-kv." + d;
+  return "k" + std::to_string(kKernelContractVersion) + "-" + std::string(backend_class) + "-act." + d +
+         "-wire." + d + "-out." + d + "-kv." + d;
 }
 
 }  // namespace conclave

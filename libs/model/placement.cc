@@ -6,7 +6,8 @@
 
 namespace conclave {
 
-PlacementTable::PlacementTable(Epoch epoch, uint32_t layers, uint32_t experts, std::vector<ShardEndpoint> shards)
+PlacementTable::PlacementTable(Epoch epoch, uint32_t layers, uint32_t experts,
+                               std::vector<ShardEndpoint> shards)
     : epoch_(epoch),
       layers_(layers),
       experts_(experts),
@@ -19,7 +20,8 @@ void PlacementTable::add_home(uint32_t layer, uint32_t expert, uint16_t shard_in
 }
 
 bool PlacementTable::complete() const {
-  return !homes_.empty() && std::none_of(homes_.begin(), homes_.end(), [](const auto& h) { return h.empty(); });
+  return !homes_.empty() &&
+         std::none_of(homes_.begin(), homes_.end(), [](const auto& h) { return h.empty(); });
 }
 
 int PlacementTable::find_shard(Incarnation shard) const {
@@ -44,7 +46,8 @@ Status PlacementTable::validate() const {
   return OkStatus();
 }
 
-PlacementTable even_placement(Epoch epoch, uint32_t layers, uint32_t experts, std::vector<ShardEndpoint> shards) {
+PlacementTable even_placement(Epoch epoch, uint32_t layers, uint32_t experts,
+                              std::vector<ShardEndpoint> shards) {
   const uint64_t count = shards.size();
   PlacementTable table(epoch, layers, experts, std::move(shards));
   if (count == 0) return table;

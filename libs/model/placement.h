@@ -1,5 +1,5 @@
-// Which shard holds which expert of which layer. Experts are assigned at run time; an expert may have several homes,
-// or none for the moment. Outputs never depend on it.
+// Which shard holds which expert of which layer. Experts are assigned at run time; an expert may have several
+// homes, or none for the moment. Outputs never depend on it.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,10 @@ class PlacementTable {
   std::vector<std::vector<uint16_t>> homes_;
 };
 
-// An even spread: for every layer, expert e of E goes to shard e*S/E (contiguous ranges), limited by nothing but the
-// number of shards. The first form of placement; load-driven placement comes with the elasticity issue.
-PlacementTable even_placement(Epoch epoch, uint32_t layers, uint32_t experts, std::vector<ShardEndpoint> shards);
+// An even spread: for every layer, expert e of E goes to shard e*S/E (contiguous ranges), limited by nothing
+// but the number of shards. The first form of placement; load-driven placement comes with the elasticity
+// issue.
+PlacementTable even_placement(Epoch epoch, uint32_t layers, uint32_t experts,
+                              std::vector<ShardEndpoint> shards);
 
 }  // namespace conclave

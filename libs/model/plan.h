@@ -1,5 +1,5 @@
-// One step's work for one worker, and what the worker reports. Plans are deltas: a worker keeps each sequence's block
-// table and tokens from the plans before, and executes plans strictly in order of StepId.
+// One step's work for one worker, and what the worker reports. Plans are deltas: a worker keeps each
+// sequence's block table and tokens from the plans before, and executes plans strictly in order of StepId.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,10 @@ struct SequenceStart {
   SamplingParams sampling;
 };
 
-// Positions [start, start + count) of a sequence. Tokens below the sequence's known length are fed from its history
-// (prefill); a decode slice has count 1 and start == the position of its newest token, which the worker itself may have
-// sampled in a step the scheduler has not heard of yet. Blocks arrive in order, appended to the sequence's table.
+// Positions [start, start + count) of a sequence. Tokens below the sequence's known length are fed from its
+// history (prefill); a decode slice has count 1 and start == the position of its newest token, which the
+// worker itself may have sampled in a step the scheduler has not heard of yet. Blocks arrive in order,
+// appended to the sequence's table.
 struct PlanSlice {
   SeqId seq;
   uint32_t start = 0;
@@ -38,8 +39,8 @@ struct BatchPlan {
   StepId step;
   std::vector<SequenceStart> starts;
   std::vector<PlanSlice> slices;
-  // Sequences to forget before the step runs: finished, cancelled, past their deadline. Their blocks return to the
-  // scheduler's pool when this step has been reported.
+  // Sequences to forget before the step runs: finished, cancelled, past their deadline. Their blocks return
+  // to the scheduler's pool when this step has been reported.
   std::vector<SeqId> ends;
 };
 
@@ -52,8 +53,8 @@ struct SampledToken {
   std::vector<TokenLogprob> top_logprobs;
 };
 
-// Reported once per plan, in order. A slice whose sequence had already finished on the worker is skipped silently:
-// the scheduler planned it before it knew.
+// Reported once per plan, in order. A slice whose sequence had already finished on the worker is skipped
+// silently: the scheduler planned it before it knew.
 struct StepResult {
   StepId step;
   std::vector<SampledToken> sampled;

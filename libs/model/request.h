@@ -17,7 +17,7 @@ struct SamplingParams {
   float top_p = 1.0f;
   uint32_t top_k = 0;  // 0: all
   float min_p = 0.0f;
-  uint64_t seed = 0;  // drawn at acceptance when the client gave none
+  uint64_t seed = 0;        // drawn at acceptance when the client gave none
   uint32_t max_tokens = 0;  // tokens to generate, >= 1
   uint32_t min_tokens = 0;
   bool ignore_eos = false;
@@ -33,22 +33,33 @@ struct AcceptedRequest {
   std::vector<TokenId> prompt;  // 1 .. context length - 1 ids, all below vocab_size
   SamplingParams sampling;
   uint32_t choices = 1;  // n; only 1 until the API issue
-  // Wall-clock independent: nanoseconds the request may still take, counted from its arrival at the scheduler.
+  // Wall-clock independent: nanoseconds the request may still take, counted from its arrival at the
+  // scheduler.
   Nanos time_left = 600 * kSecond;
   std::string tenant;  // for fairness later; empty: the default tenant
-  // Tokens of choice 0 that the client already has (replay after a scheduler restart): fed back, never generated again.
+  // Tokens of choice 0 that the client already has (replay after a scheduler restart): fed back, never
+  // generated again.
   std::vector<TokenId> delivered;
+  // A scheduler acknowledged this request before: it must not be shed, whatever bound is reached (design rule 2).
+  bool resubmitted = false;
 };
 
-enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kCancelled = 3, kDeadline = 4, kError = 5 };
+enum class FinishReason : uint8_t {
+  kNone = 0,
+  kStop = 1,
+  kLength = 2,
+  kCancelled = 3,
+  kDeadline = 4,
+  kError = 5
+};
 
 struct TokenLogprob {
   TokenId token = 0;
   float logprob = 0;
 };
 
-// Tokens of one choice in order; `index` is the position of tokens[0] among the generated ones, so a repeat or a gap
-// is visible. A request ends exactly once per choice, with finish != kNone.
+// Tokens of one choice in order; `index` is the position of tokens[0] among the generated ones, so a repeat
+// or a gap is visible. A request ends exactly once per choice, with finish != kNone.
 struct TokenEvent {
   RequestId request;
   uint32_t choice = 0;

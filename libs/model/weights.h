@@ -1,4 +1,5 @@
-// Views of weights where they lie (mapped files). A view owns nothing; the Checkpoint that made it must outlive it.
+// Views of weights where they lie (mapped files). A view owns nothing; the Checkpoint that made it must
+// outlive it.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@
 
 namespace conclave {
 
-// A row-major matrix [rows = outputs, cols = inputs]: y = W x. FP8 weights carry one F32 multiplier per block of
-// 128 x 128: W[o][i] = e4m3[o][i] * scales[(o/128) * scale_cols + i/128].
+// A row-major matrix [rows = outputs, cols = inputs]: y = W x. FP8 weights carry one F32 multiplier per block
+// of 128 x 128: W[o][i] = e4m3[o][i] * scales[(o/128) * scale_cols + i/128].
 struct WeightView {
   const void* data = nullptr;
   WeightDtype dtype = WeightDtype::kBf16;
@@ -39,9 +40,9 @@ struct DenseLayerWeights {
   VectorF32 input_norm;           // [hidden]
   VectorF32 post_attention_norm;  // [hidden]
   WeightView q_proj, k_proj, v_proj, o_proj;
-  VectorF32 q_norm;  // [q_size], empty when !use_qk_norm
-  VectorF32 k_norm;  // [kv_size]
-  WeightView gate;   // [experts, hidden]; F32 or BF16 in the file
+  VectorF32 q_norm;     // [q_size], empty when !use_qk_norm
+  VectorF32 k_norm;     // [kv_size]
+  WeightView gate;      // [experts, hidden]; F32 or BF16 in the file
   VectorF32 gate_bias;  // [experts], empty when !use_routing_bias
 };
 

@@ -1,6 +1,6 @@
-// Where a core's code runs: one logical thread. A core does everything in tasks of its executor, reads time only from
-// it, and so runs unchanged on a real event loop (libs/runtime/loop_executor.h) and in seeded virtual time
-// (libs/runtime/sim_executor.h).
+// Where a core's code runs: one logical thread. A core does everything in tasks of its executor, reads time
+// only from it, and so runs unchanged on a real event loop (libs/runtime/loop_executor.h) and in seeded
+// virtual time (libs/runtime/sim_executor.h).
 #pragma once
 
 #include <cstdint>

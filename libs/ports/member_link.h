@@ -20,7 +20,8 @@ class MemberHandler {
 class MemberLink {
  public:
   virtual ~MemberLink() = default;
-  // From the member's executor. Dropped silently while the link is down: state is soft, a new connection starts over.
+  // From the member's executor. Dropped silently while the link is down: state is soft, a new connection
+  // starts over.
   virtual void send(FromMember message) = 0;
 };
 

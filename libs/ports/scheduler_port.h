@@ -11,7 +11,8 @@
 
 namespace conclave {
 
-// Receives what happens to one request; calls come from the port's own thread, one at a time, and must not block.
+// Receives what happens to one request; calls come from the port's own thread, one at a time, and must not
+// block.
 class RequestObserver {
  public:
   virtual ~RequestObserver() = default;
@@ -25,8 +26,8 @@ class RequestObserver {
 
 // What a gateway must know of the fleet before it can validate a request.
 struct FleetInfo {
-  bool ready = false;      // a worker and a home for every expert are there
-  std::string not_ready;   // the reason, for /readyz and 503 bodies
+  bool ready = false;     // a worker and a home for every expert are there
+  std::string not_ready;  // the reason, for /readyz and 503 bodies
   uint32_t max_positions = 0;
   std::string numerics_id;
   std::string model_fingerprint;
@@ -35,8 +36,8 @@ struct FleetInfo {
 class SchedulerPort {
  public:
   virtual ~SchedulerPort() = default;
-  // Any thread. Idempotent by RequestId. A remote port keeps the request and the tokens delivered, and resubmits both to
-  // a restarted scheduler.
+  // Any thread. Idempotent by RequestId. A remote port keeps the request and the tokens delivered, and
+  // resubmits both to a restarted scheduler.
   virtual void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) = 0;
   // Any thread. The observer still gets its last event (kCancelled), unless the request had already ended.
   virtual void cancel(RequestId id) = 0;

@@ -1,0 +1,54 @@
+// Row memory that is used again: a RowBuffer from here comes back to the pool when its last holder (a message in
+// flight, a receiver over loopback) lets go of it, on whatever thread that is. Keeps big allocations out of the token
+// path. Bound: at most `max_kept` buffers wait in the pool; more are freed.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "libs/model/dispatch.h"
+
+namespace conclave {
+
+class RowPool {
+ public:
+  explicit RowPool(size_t max_kept = 32) : shelf_(std::make_shared<Shelf>(max_kept)) {}
+
+  // A buffer of exactly `bytes`, contents unspecified. Any thread; may outlive the pool.
+  RowBuffer get(size_t bytes) {
+    auto bytes_vector = shelf_->take();
+    bytes_vector->resize(bytes);
+    return RowBuffer(bytes_vector.release(), [shelf = shelf_](std::vector<std::byte>* v) {
+      shelf->put(std::unique_ptr<std::vector<std::byte>>(v));
+    });
+  }
+
+ private:
+  class Shelf {
+   public:
+    explicit Shelf(size_t max_kept) : max_kept_(max_kept) {}
+    std::unique_ptr<std::vector<std::byte>> take() {
+      std::lock_guard lock(mutex_);
+      if (kept_.empty()) return std::make_unique<std::vector<std::byte>>();
+      auto v = std::move(kept_.back());
+      kept_.pop_back();
+      return v;
+    }
+    void put(std::unique_ptr<std::vector<std::byte>> v) {
+      std::lock_guard lock(mutex_);
+      if (kept_.size() < max_kept_) kept_.push_back(std::move(v));
+    }
+
+   private:
+    const size_t max_kept_;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<std::vector<std::byte>>> kept_;
+  };
+
+  std::shared_ptr<Shelf> shelf_;
+};
+
+}  // namespace conclave
