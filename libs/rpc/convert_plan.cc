@@ -24,7 +24,7 @@ size_t utf8_length(std::string_view text) {
   return n;
 }
 
-StatusOr<TokenLogprob> from_proto(const pb::TokenLogprob& from) {
+StatusOr<TokenLogprob> logprob_from_proto(const pb::TokenLogprob& from) {
   RETURN_IF_ERROR(check_at_most("top_logprobs.token", from.token(), kMaxVocab));
   RETURN_IF_ERROR(check_logprob("top_logprobs.logprob", from.logprob()));
   return TokenLogprob{from.token(), from.logprob()};
@@ -87,7 +87,7 @@ StatusOr<SampledToken> sampled_from_proto(const pb::SampledToken& from) {
   to.finish = static_cast<FinishReason>(from.finish());
   to.logprob = from.logprob();
   for (const pb::TokenLogprob& entry : from.top_logprobs()) {
-    ASSIGN_OR_RETURN(const TokenLogprob converted, from_proto(entry));
+    ASSIGN_OR_RETURN(const TokenLogprob converted, logprob_from_proto(entry));
     to.top_logprobs.push_back(converted);
   }
   return to;

@@ -1,5 +1,6 @@
 #include "libs/rpc/grpc_setup.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -36,6 +37,11 @@ void route_grpc_logs(void (*sink)(const char* file, int line, const char* messag
   gpr_set_log_function([](gpr_log_func_args* args) {
     if (LogSink to = g_log_sink.load(); to != nullptr) to(args->file, args->line, args->message);
   });
+  google::protobuf::SetLogHandler(
+      [](google::protobuf::LogLevel level, const char* file, int line, const std::string& message) {
+        LogSink to = g_log_sink.load();
+        if (to != nullptr && level >= google::protobuf::LOGLEVEL_ERROR) to(file, line, message.c_str());
+      });
 }
 
 std::shared_ptr<grpc::Channel> make_channel(const ClientOptions& options) {
