@@ -40,6 +40,8 @@ struct AcceptedRequest {
   // Tokens of choice 0 that the client already has (replay after a scheduler restart): fed back, never
   // generated again.
   std::vector<TokenId> delivered;
+  // A scheduler acknowledged this request before: it must not be shed, whatever bound is reached (design rule 2).
+  bool resubmitted = false;
 };
 
 enum class FinishReason : uint8_t {

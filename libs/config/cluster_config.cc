@@ -1,0 +1,51 @@
+#include "libs/config/cluster_config.h"
+
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+constexpr size_t kMaxSecretBytes = 4096;
+
+}  // namespace
+
+Status validate_config(const ClusterConfig& config) {
+  std::vector<std::string> faults;
+  const auto ordered = [&](Nanos low, Nanos high, const char* low_key, const char* high_key) {
+    if (low > high) faults.push_back(std::string(low_key) + " is larger than " + high_key);
+  };
+  ordered(config.control.reconnect_min, config.control.reconnect_max, "control.reconnect_min_ms",
+          "control.reconnect_max_ms");
+  ordered(config.supervisor.restart_min, config.supervisor.restart_max, "supervisor.restart_min_ms",
+          "supervisor.restart_max_ms");
+  if (config.transport.limits.max_message_bytes > config.transport.limits.max_inflight_bytes * 16) {
+    faults.push_back("transport.max_message_bytes is more than 16 times transport.max_inflight_bytes");
+  }
+  if (config.transport.kind == TransportKind::kUcx && config.transport.interface.empty()) {
+    faults.push_back("transport.interface must name a network device when transport.kind is ucx");
+  }
+  if (faults.empty()) return OkStatus();
+  std::string joined;
+  for (const std::string& fault : faults) joined += (joined.empty() ? "" : "; ") + fault;
+  return invalid_argument(joined);
+}
+
+StatusOr<std::string> read_secret(const TransportConfig& transport) {
+  if (transport.secret_file.empty()) return std::string();
+  const std::string field = "transport.secret_file";
+  std::ifstream in(transport.secret_file, std::ios::binary);
+  std::string secret(kMaxSecretBytes + 1, '\0');
+  if (!in || !in.read(secret.data(), static_cast<std::streamsize>(secret.size())).eof()) {
+    return invalid_field(field,
+                         "'" + transport.secret_file + "' cannot be read, or is longer than 4096 bytes");
+  }
+  secret.resize(static_cast<size_t>(in.gcount()));
+  while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r' || secret.back() == ' '))
+    secret.pop_back();
+  if (secret.empty()) return invalid_field(field, "'" + transport.secret_file + "' is empty");
+  return secret;
+}
+
+}  // namespace conclave

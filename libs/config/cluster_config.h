@@ -1,0 +1,129 @@
+// One typed configuration for the whole cluster: every service reads the same file and takes its part. Keys,
+// units, ranges and meanings are listed in schema.cc and printed in docs/config.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "libs/base/clock.h"
+#include "libs/base/status.h"
+#include "libs/model/numerics.h"
+#include "libs/ports/expert_transport.h"
+
+namespace conclave {
+
+struct ModelConfig {
+  std::string path;  // directory of the checkpoint
+  std::string name;  // what /v1/models shows; empty: the directory's name
+  Precision precision = Precision::kBf16;
+};
+
+struct SchedulerConfig {
+  std::string listen = "127.0.0.1:7070";
+  std::string address;  // where members and routers find it; empty: `listen`
+  std::string ops_listen = "127.0.0.1:7071";
+  uint32_t session_queue_messages = 65536;
+  uint64_t session_queue_bytes = 64ull << 20;
+  Nanos drain_time = 10 * kSecond;
+
+  const std::string& connect_address() const { return address.empty() ? listen : address; }
+};
+
+struct RouterConfig {
+  std::string http_listen = "127.0.0.1:8000";
+  std::string grpc_listen = "127.0.0.1:8001";
+  std::string ops_listen = "127.0.0.1:8002";
+  uint32_t max_requests = 1024;           // open at once
+  uint32_t max_connections = 4096;        // HTTP
+  uint64_t max_body_bytes = 16ull << 20;  // of one HTTP request
+  uint32_t max_stream_events = 4096;      // waiting for one slow client before its request is cancelled
+  uint32_t http_threads = 2;
+  uint32_t template_processes = 2;
+  Nanos template_deadline = 2 * kSecond;
+  Nanos default_deadline = 600 * kSecond;
+  Nanos idle_timeout = 75 * kSecond;
+  Nanos drain_time = 10 * kSecond;
+};
+
+struct AttentionConfig {
+  std::string name;  // empty: chosen from the host name and process id
+  std::string ops_listen = "127.0.0.1:0";
+  uint32_t kv_blocks = 0;  // 0: as many as kv_bytes hold
+  uint64_t kv_bytes = 1ull << 30;
+  uint32_t threads = 0;  // 0: the machine's cores
+  uint32_t max_batch_tokens = 512;
+  uint32_t max_sequences = 256;
+  uint32_t micro_batches = 2;
+  uint32_t micro_batch_min_rows = 32;
+  Nanos dispatch_deadline_floor = 200 * kMillisecond;
+  double dispatch_deadline_factor = 8.0;
+  Nanos drain_time = 10 * kSecond;
+};
+
+struct ExpertsConfig {
+  std::string name;
+  std::string ops_listen = "127.0.0.1:0";
+  uint64_t capacity_bytes = 0;  // 0: no limit
+  uint32_t threads = 0;         // 0: the machine's cores
+  uint32_t max_waiting_rows = 65536;
+  Nanos drain_time = 10 * kSecond;
+};
+
+enum class TransportKind : uint8_t { kUcx, kLoopback };
+
+struct TransportConfig {
+  TransportKind kind = TransportKind::kUcx;
+  std::string interface = "lo";  // network device UCX is pinned to
+  Nanos spin = 50 * kMicrosecond;
+  Nanos connect_deadline = 5 * kSecond;
+  bool checksum = true;  // CRC32C over rows
+  TransportLimits limits;
+  std::string secret_file;  // empty: no secret
+};
+
+// The members' and routers' side of the control plane.
+struct ControlConfig {
+  Nanos reconnect_min = 50 * kMillisecond;
+  Nanos reconnect_max = 2 * kSecond;
+  Nanos connect_deadline = 5 * kSecond;
+  Nanos submit_wait = 5 * kSecond;
+  uint32_t max_open_requests = 4096;
+  uint32_t queue_messages = 8192;
+  uint64_t max_message_bytes = 64ull << 20;
+};
+
+struct SupervisorConfig {
+  uint32_t attention_workers = 1;
+  uint32_t expert_shards = 2;
+  Nanos restart_min = 100 * kMillisecond;
+  Nanos restart_max = 10 * kSecond;
+  Nanos healthy_after = 30 * kSecond;
+  Nanos start_deadline = 120 * kSecond;
+  Nanos stop_deadline = 15 * kSecond;
+};
+
+struct LoggingConfig {
+  std::string level = "info";  // debug, info, warn or error
+};
+
+struct ClusterConfig {
+  ModelConfig model;
+  SchedulerConfig scheduler;
+  RouterConfig router;
+  AttentionConfig attention;
+  ExpertsConfig experts;
+  TransportConfig transport;
+  ControlConfig control;
+  SupervisorConfig supervisor;
+  LoggingConfig logging;
+};
+
+// Checks that involve several keys; single keys are checked as they are read. INVALID_ARGUMENT names the
+// keys.
+Status validate_config(const ClusterConfig& config);
+
+// The cluster's secret: the file's bytes without trailing white space; empty when no file is configured.
+// Refuses a file that is empty, longer than 4 KiB or unreadable.
+StatusOr<std::string> read_secret(const TransportConfig& transport);
+
+}  // namespace conclave

@@ -1,0 +1,302 @@
+#include "libs/config/schema.h"
+
+#include <algorithm>
+
+#include "libs/config/field_list.h"
+
+namespace conclave {
+namespace {
+
+constexpr uint64_t kMaxBytes = 1ull << 50;
+constexpr double kDayS = 86400;
+constexpr size_t kMaxGuessLength = 100;  // of a word worth a guess at what was meant
+
+void model_fields(FieldList& f, ModelConfig& c) {
+  f.section("model");
+  f.text("path", c.path, "Directory of the checkpoint (config.json, safetensors files, tokenizer.json).");
+  f.text("name", c.name, "Name shown by /v1/models and accepted in requests; empty: the directory's name.");
+  f.choice<Precision>(
+      "precision", c.precision, {{"bf16", Precision::kBf16}, {"f32", Precision::kF32}},
+      "Rounding of matmul inputs, hidden rows, expert outputs and the KV cache. f32 is for parity tests; "
+      "the whole fleet must agree.");
+}
+
+void scheduler_fields(FieldList& f, SchedulerConfig& c) {
+  f.section("scheduler");
+  f.address("listen", c.listen, false,
+            "gRPC address of the control plane. Port 0: chosen by the kernel and reported.");
+  f.address("address", c.address, true,
+            "Where workers, shards and routers find the scheduler; empty: `listen`.");
+  f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
+  f.integer<uint32_t>("session_queue_messages", c.session_queue_messages, 16, 1000000, "messages",
+                      "Messages waiting for one slow worker, shard or router before it is cut off.");
+  f.bytes("session_queue_bytes", c.session_queue_bytes, 1 << 20, kMaxBytes,
+          "Bytes waiting for one slow worker, shard or router before it is cut off.");
+  f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
+             "Time between SIGTERM and the end, at most.");
+}
+
+void router_fields(FieldList& f, RouterConfig& c) {
+  f.section("router");
+  f.address("http_listen", c.http_listen, false, "Address of the OpenAI-compatible HTTP API.");
+  f.address("grpc_listen", c.grpc_listen, false, "Address of the gRPC API.");
+  f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
+  f.integer<uint32_t>("max_requests", c.max_requests, 1, 1000000, "requests",
+                      "Requests open at once; past it HTTP 429 and RESOURCE_EXHAUSTED.");
+  f.integer<uint32_t>("max_connections", c.max_connections, 1, 1000000, "connections",
+                      "HTTP connections open at once.");
+  f.bytes("max_body_bytes", c.max_body_bytes, 1024, 1ull << 30,
+          "Longest HTTP request body; past it HTTP 413.");
+  f.integer<uint32_t>("max_stream_events", c.max_stream_events, 16, 1000000, "events",
+                      "Events waiting for one slow client before its request is cancelled.");
+  f.integer<uint32_t>("http_threads", c.http_threads, 1, 256, "threads", "Threads that serve HTTP.");
+  f.integer<uint32_t>("template_processes", c.template_processes, 1, 64, "processes",
+                      "Child processes that render chat templates.");
+  f.duration("template_deadline_ms", c.template_deadline, kMillisecond, "ms", 10, 60000,
+             "Time one chat template may take to render.");
+  f.duration("default_deadline_s", c.default_deadline, kSecond, "s", 1, 7 * kDayS,
+             "Time a request may take where its client set none.");
+  f.duration("idle_timeout_s", c.idle_timeout, kSecond, "s", 1, kDayS,
+             "An HTTP connection idle for so long is closed.");
+  f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
+             "Time after SIGTERM in which open requests may finish.");
+}
+
+void attention_fields(FieldList& f, AttentionConfig& c) {
+  f.section("attention");
+  f.text("name", c.name, "Name of the worker for people; empty: made from the host name and process id.");
+  f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
+  f.integer<uint32_t>("kv_blocks", c.kv_blocks, 0, 1u << 30, "pages of 16 tokens",
+                      "Pages of the KV cache; 0: as many as kv_bytes hold.");
+  f.bytes("kv_bytes", c.kv_bytes, 1 << 16, kMaxBytes, "Memory of the KV cache where kv_blocks is 0.");
+  f.integer<uint32_t>("threads", c.threads, 0, 1024, "threads",
+                      "Threads that compute; 0: the machine's cores.");
+  f.integer<uint32_t>("max_batch_tokens", c.max_batch_tokens, 1, 65536, "tokens", "Rows one plan may have.");
+  f.integer<uint32_t>("max_sequences", c.max_sequences, 1, 65536, "sequences", "Sequences held at once.");
+  f.integer<uint32_t>("micro_batches", c.micro_batches, 1, 16, "micro-batches",
+                      "Parts of one step in flight, so that attention of one overlaps experts of another.");
+  f.integer<uint32_t>("micro_batch_min_rows", c.micro_batch_min_rows, 1, 65536, "tokens",
+                      "Steps of fewer rows run as one part.");
+  f.duration("dispatch_deadline_floor_ms", c.dispatch_deadline_floor, kMillisecond, "ms", 1, 600000,
+             "A dispatch to a shard may always take this long before its rows go elsewhere.");
+  f.real("dispatch_deadline_factor", c.dispatch_deadline_factor, 1, 1000, "",
+         "... and this many times its recent latency.");
+  f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
+             "Time between SIGTERM and the end, at most.");
+}
+
+void experts_fields(FieldList& f, ExpertsConfig& c) {
+  f.section("experts");
+  f.text("name", c.name, "Name of the shard for people; empty: made from the host name and process id.");
+  f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
+  f.bytes("capacity_bytes", c.capacity_bytes, 0, kMaxBytes, "Weights the shard may hold; 0: no limit.");
+  f.integer<uint32_t>("threads", c.threads, 0, 1024, "threads",
+                      "Threads that compute; 0: the machine's cores.");
+  f.integer<uint32_t>(
+      "max_waiting_rows", c.max_waiting_rows, 1, 1u << 24, "rows",
+      "Rows waiting to be computed; dispatches past it are dropped and sent again by their worker.");
+  f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
+             "Time between SIGTERM and the end, at most.");
+}
+
+void transport_fields(FieldList& f, TransportConfig& c) {
+  f.section("transport");
+  f.choice<TransportKind>("kind", c.kind,
+                          {{"ucx", TransportKind::kUcx}, {"loopback", TransportKind::kLoopback}},
+                          "How hidden rows travel; loopback works inside one process only.");
+  f.text("interface", c.interface, "Network device UCX is pinned to (lo, eth0, mlx5_0:1 ...).");
+  f.duration("spin_us", c.spin, kMicrosecond, "us", 0, 10000,
+             "Polling before sleeping when rows are expected; 0: sleep at once.");
+  f.duration("connect_deadline_ms", c.connect_deadline, kMillisecond, "ms", 10, 600000,
+             "Time a peer has to answer the hello of the data plane.");
+  f.boolean("checksum", c.checksum, "CRC32C over rows.");
+  f.integer<uint32_t>("max_rows", c.limits.max_rows, 1, 1u << 20, "rows", "Rows of one message.");
+  f.integer<uint32_t>("max_items", c.limits.max_items, 1, 1u << 24, "items",
+                      "(row, expert) pairs of one message.");
+  f.integer<uint32_t>("max_hidden", c.limits.max_hidden, 8, 1u << 20, "elements", "Elements of one row.");
+  f.bytes("max_message_bytes", c.limits.max_message_bytes, 1 << 16, 1ull << 40, "Longest message.");
+  f.bytes("max_inflight_bytes", c.limits.max_inflight_bytes, 1 << 16, 1ull << 40,
+          "Bytes on the way to one peer.");
+  f.integer<uint32_t>("max_inflight_messages", c.limits.max_inflight_messages, 1, 1u << 20, "messages",
+                      "Messages on the way to one peer.");
+  f.text("secret_file", c.secret_file,
+         "File with the cluster's secret, which every endpoint must prove to know; empty: none. Traffic is "
+         "not encrypted.");
+}
+
+void control_fields(FieldList& f, ControlConfig& c) {
+  f.section("control");
+  f.duration("reconnect_min_ms", c.reconnect_min, kMillisecond, "ms", 1, 60000,
+             "First pause before connecting to the scheduler again; doubles, with jitter.");
+  f.duration("reconnect_max_ms", c.reconnect_max, kMillisecond, "ms", 1, 600000, "Longest such pause.");
+  f.duration("connect_deadline_ms", c.connect_deadline, kMillisecond, "ms", 10, 600000,
+             "Time the scheduler has to answer a hello.");
+  f.duration("submit_wait_ms", c.submit_wait, kMillisecond, "ms", 0, 600000,
+             "Time a new request waits for an absent scheduler before it fails with UNAVAILABLE.");
+  f.integer<uint32_t>("max_open_requests", c.max_open_requests, 1, 1000000, "requests",
+                      "Requests one router keeps open at the scheduler.");
+  f.integer<uint32_t>("queue_messages", c.queue_messages, 16, 1000000, "messages",
+                      "Messages waiting to be written to the scheduler; past it the connection starts over.");
+  f.bytes("max_message_bytes", c.max_message_bytes, 1 << 16, 1ull << 31,
+          "Longest message of the control plane.");
+}
+
+void supervisor_fields(FieldList& f, SupervisorConfig& c) {
+  f.section("supervisor");
+  f.integer<uint32_t>("attention_workers", c.attention_workers, 1, 64, "processes",
+                      "Attention workers to start.");
+  f.integer<uint32_t>("expert_shards", c.expert_shards, 1, 256, "processes", "Expert shards to start.");
+  f.duration("restart_min_ms", c.restart_min, kMillisecond, "ms", 1, 60000,
+             "Pause before a child that ended is started again; doubles.");
+  f.duration("restart_max_ms", c.restart_max, kMillisecond, "ms", 1, 600000, "Longest such pause.");
+  f.duration("healthy_after_s", c.healthy_after, kSecond, "s", 0, kDayS,
+             "A child that ran this long starts again at the shortest pause.");
+  f.duration("start_deadline_s", c.start_deadline, kSecond, "s", 1, kDayS,
+             "Time the cluster has to become ready.");
+  f.duration("stop_deadline_s", c.stop_deadline, kSecond, "s", 1, 3600,
+             "Time a child has to end after SIGTERM before it is killed.");
+}
+
+void logging_fields(FieldList& f, LoggingConfig& c) {
+  f.section("logging");
+  f.choice<std::string>("level", c.level,
+                        {{"debug", "debug"}, {"info", "info"}, {"warn", "warn"}, {"error", "error"}},
+                        "Least severe log lines to write.");
+}
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string yaml_quoted(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::string markdown_cell(const std::string& text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '|') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string ConfigField::environment_name() const {
+  std::string out = "CONCLAVE_" + section + "_" + key;
+  for (char& c : out) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return out;
+}
+
+const std::vector<ConfigSection>& config_sections() {
+  static const std::vector<ConfigSection> sections = {
+      {"model", "The checkpoint that the cluster serves."},
+      {"scheduler", "The scheduler process: admission, batching, membership."},
+      {"router", "The router process: HTTP and gRPC for clients."},
+      {"attention", "Attention workers."},
+      {"experts", "Expert shards."},
+      {"transport", "The data plane between workers and shards."},
+      {"control", "How workers, shards and routers keep their connection to the scheduler."},
+      {"supervisor", "`conclave up`: the processes of a local cluster."},
+      {"logging", "Logs of every process."},
+  };
+  return sections;
+}
+
+std::vector<ConfigField> config_fields(ClusterConfig& config) {
+  FieldList f;
+  model_fields(f, config.model);
+  scheduler_fields(f, config.scheduler);
+  router_fields(f, config.router);
+  attention_fields(f, config.attention);
+  experts_fields(f, config.experts);
+  transport_fields(f, config.transport);
+  control_fields(f, config.control);
+  supervisor_fields(f, config.supervisor);
+  logging_fields(f, config.logging);
+  return f.take();
+}
+
+std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
+  if (word.size() > kMaxGuessLength) return "";
+  std::string best;
+  // A third of the letters wrong is still a slip; more is another word.
+  size_t best_distance = word.size() / 3 + 2;
+  for (const std::string& candidate : candidates) {
+    const size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string config_to_yaml(const ClusterConfig& config) {
+  ClusterConfig copy = config;
+  const std::vector<ConfigField> fields = config_fields(copy);
+  std::string out;
+  for (const ConfigSection& section : config_sections()) {
+    out += section.name + ":\n";
+    for (const ConfigField& field : fields) {
+      if (field.section != section.name) continue;
+      const std::string value = field.get();
+      out += "  " + field.key + ": " + (field.kind == FieldKind::kText ? yaml_quoted(value) : value) + "\n";
+    }
+  }
+  return out;
+}
+
+std::string config_markdown() {
+  ClusterConfig defaults;
+  const std::vector<ConfigField> fields = config_fields(defaults);
+  std::string out =
+      "# Configuration\n"
+      "\n"
+      "One YAML file describes the whole cluster; every service reads it with `--config FILE` and takes its "
+      "part. Every\n"
+      "key is optional. An unknown key is an error that names the nearest known one, and all faults of a "
+      "file are listed\n"
+      "at once. Sizes are bytes, or a number with KiB, MiB, GiB or TiB.\n"
+      "\n"
+      "Every key can be overridden from the environment: `CONCLAVE_<SECTION>_<KEY>`, upper-cased, for "
+      "example\n"
+      "`CONCLAVE_SCHEDULER_LISTEN=0.0.0.0:7070`. A `CONCLAVE_` variable that is no key is warned about and "
+      "ignored, apart\n"
+      "from `CONCLAVE_ISA` (the instruction class of the CPU kernels), and those of the tests, "
+      "`CONCLAVE_TESTDATA_DIR` and\n"
+      "`CONCLAVE_BIN_DIR`.\n"
+      "\n"
+      "This page is generated from the source; a test fails when it is stale.\n";
+  for (const ConfigSection& section : config_sections()) {
+    out += "\n## " + section.name + "\n\n" + section.doc + "\n\n";
+    out += "| key | default | unit | range | meaning |\n|---|---|---|---|---|\n";
+    for (const ConfigField& field : fields) {
+      if (field.section != section.name) continue;
+      const std::string value = field.get();
+      out += "| `" + field.key + "` | " + (value.empty() ? "(empty)" : "`" + value + "`") + " | " +
+             (field.unit.empty() ? field.type : field.unit) + " | " + field.range + " | " +
+             markdown_cell(field.doc) + " |\n";
+    }
+  }
+  return out;
+}
+
+}  // namespace conclave

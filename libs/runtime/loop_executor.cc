@@ -1,0 +1,203 @@
+#include "libs/runtime/loop_executor.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <ctime>
+
+#include "libs/base/check.h"
+
+namespace conclave {
+
+LoopExecutor::LoopExecutor(Options options) : options_(options), spin_now_(options.spin_ns) {
+  wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  CONCLAVE_CHECK(wake_fd_ >= 0);
+}
+
+LoopExecutor::~LoopExecutor() { ::close(wake_fd_); }
+
+void LoopExecutor::wake() {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the loop wakes anyway.
+  [[maybe_unused]] ssize_t n = ::write(wake_fd_, &one, sizeof one);
+}
+
+void LoopExecutor::post(Task task) {
+  depth_.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(task));
+  }
+  // The loop sets sleeping_ before it looks at the inbox for the last time under the mutex, so either it sees
+  // the task or we see the flag.
+  if (sleeping_.load(std::memory_order_seq_cst)) wake();
+}
+
+TimerId LoopExecutor::post_at(TimePoint when, Task task) {
+  const uint64_t id = next_timer_++;
+  timers_.emplace(std::pair(when, id), std::move(task));
+  timer_times_.emplace(id, when);
+  return TimerId{id};
+}
+
+void LoopExecutor::cancel(TimerId timer) {
+  auto it = timer_times_.find(timer.value);
+  if (it == timer_times_.end()) return;
+  auto node = timers_.extract(std::pair(it->second, timer.value));
+  timer_times_.erase(it);  // before the task dies: its captures may call back
+}
+
+void LoopExecutor::add_poller(Poller* poller) { pollers_.push_back(poller); }
+
+void LoopExecutor::remove_poller(Poller* poller) { std::erase(pollers_, poller); }
+
+void LoopExecutor::stop() {
+  stop_.store(true, std::memory_order_seq_cst);
+  wake();
+}
+
+void LoopExecutor::run() {
+  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (!turn() && !stop_.load(std::memory_order_relaxed)) idle(kNever);
+  }
+  stop_.store(false, std::memory_order_relaxed);
+  owner_.store(std::thread::id{}, std::memory_order_relaxed);
+}
+
+bool LoopExecutor::run_until(const std::function<bool()>& done, Nanos limit) {
+  const TimePoint deadline = now() + limit;
+  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  bool reached = done();
+  while (!reached && now() < deadline && !stop_.load(std::memory_order_relaxed)) {
+    const bool worked = turn();
+    reached = done();
+    if (!worked && !reached) idle(deadline);
+  }
+  stop_.store(false, std::memory_order_relaxed);
+  owner_.store(std::thread::id{}, std::memory_order_relaxed);
+  return reached;
+}
+
+void LoopExecutor::call(const Task& task) {
+  if (on_loop_thread()) {
+    task();
+    return;
+  }
+  std::mutex mutex;
+  std::condition_variable ready;
+  bool done = false;
+  post([&] {
+    task();
+    std::lock_guard lock(mutex);
+    done = true;
+    ready.notify_one();  // under the lock: the waiter's variables die once it sees `done`
+  });
+  std::unique_lock lock(mutex);
+  ready.wait(lock, [&] { return done; });
+}
+
+bool LoopExecutor::turn() {
+  bool worked = false;
+  {
+    std::lock_guard lock(mutex_);
+    batch_.swap(inbox_);
+  }
+  // A batch, not "until empty": tasks that post themselves must not starve timers and pollers.
+  while (!batch_.empty()) {
+    Task task = std::move(batch_.front());
+    batch_.pop_front();
+    depth_.fetch_sub(1, std::memory_order_relaxed);
+    task();
+    worked = true;
+    if (stop_.load(std::memory_order_relaxed)) break;
+  }
+  if (!batch_.empty()) {  // stopped in between: the rest stays queued, in order
+    std::lock_guard lock(mutex_);
+    while (!batch_.empty()) {
+      inbox_.push_front(std::move(batch_.back()));
+      batch_.pop_back();
+    }
+    return true;
+  }
+  worked |= run_due_timers();
+  for (size_t i = 0; i < pollers_.size(); ++i)
+    worked |= pollers_[i]->progress();  // may add or remove pollers
+  if (worked) {
+    if (slept_at_ != 0) {
+      // Work came soon after the loop gave up spinning: spinning would have paid.
+      if (now() - slept_at_ < 2 * options_.spin_ns) spin_now_ = options_.spin_ns;
+      slept_at_ = 0;
+    } else if (idle_since_ != 0) {
+      spin_now_ = options_.spin_ns;
+    }
+    idle_since_ = 0;
+  }
+  return worked;
+}
+
+bool LoopExecutor::run_due_timers() {
+  if (timers_.empty()) return false;
+  bool worked = false;
+  const TimePoint t = now();
+  const uint64_t newest = next_timer_;  // timers set by these timers wait for the next turn
+  while (!timers_.empty()) {
+    auto it = timers_.begin();
+    if (it->first.first > t || it->first.second >= newest) break;
+    auto node = timers_.extract(it);
+    timer_times_.erase(node.key().second);
+    node.mapped()();
+    worked = true;
+  }
+  return worked;
+}
+
+void LoopExecutor::idle(TimePoint deadline) {
+  const TimePoint t = now();
+  if (idle_since_ == 0) idle_since_ = t;
+  if (t - idle_since_ < spin_now_) {
+    sched_yield();
+    return;
+  }
+  for (Poller* poller : pollers_) {
+    if (!poller->arm()) return;
+  }
+  spin_now_ /= 2;
+  slept_at_ = t;
+  sleep(deadline);
+}
+
+void LoopExecutor::sleep(TimePoint deadline) {
+  sleeping_.store(true, std::memory_order_seq_cst);
+  bool empty;
+  {
+    std::lock_guard lock(mutex_);
+    empty = inbox_.empty();
+  }
+  if (empty && !stop_.load(std::memory_order_seq_cst)) {
+    std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
+    for (Poller* poller : pollers_) {
+      if (int fd = poller->fd(); fd >= 0) fds.push_back({fd, POLLIN, 0});
+    }
+    if (!timers_.empty()) deadline = std::min(deadline, timers_.begin()->first.first);
+    timespec wait{};
+    timespec* limit = nullptr;
+    if (deadline != kNever) {
+      const Nanos left = std::max<Nanos>(0, deadline - now());
+      wait.tv_sec = left / kSecond;
+      wait.tv_nsec = left % kSecond;
+      limit = &wait;
+    }
+    sleeps_.fetch_add(1, std::memory_order_relaxed);
+    ::ppoll(fds.data(), fds.size(), limit, nullptr);  // EINTR is a wake-up like any other
+  }
+  sleeping_.store(false, std::memory_order_seq_cst);
+  uint64_t count;
+  [[maybe_unused]] ssize_t n = ::read(wake_fd_, &count, sizeof count);
+}
+
+}  // namespace conclave

@@ -1,0 +1,92 @@
+// The scheduler itself: events in, actions out. No clock, no thread, no I/O; equal events at equal times give equal
+// actions. It owns admission order, every worker's block tables and the placement table (design §4).
+//
+// The driver calls on_event for what happened, then plan() once for a burst of events, and again no later than
+// next_timer() with a Tick.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "libs/model/plan.h"
+#include "scheduler/core/events.h"
+#include "scheduler/core/membership.h"
+#include "scheduler/core/options.h"
+#include "scheduler/core/placement_planner.h"
+#include "scheduler/core/planted_faults.h"
+#include "scheduler/core/requests.h"
+#include "scheduler/core/status_snapshot.h"
+#include "scheduler/core/worker_planner.h"
+
+namespace conclave::scheduler {
+
+class SchedulerCore {
+ public:
+  // CHECKs options.validate(): services report a bad configuration before they come here.
+  explicit SchedulerCore(const SchedulerOptions& options, PlantedFaults faults = {});
+
+  // `now` never goes back.
+  Actions on_event(Event event, TimePoint now);
+  // Admits what fits and plans every worker that has room for a step.
+  Actions plan(TimePoint now);
+  // The next plan of one worker, or nothing to do for it now.
+  std::optional<BatchPlan> plan_step(Incarnation worker, TimePoint now);
+  // When a Tick is due at the latest; kNever when nothing waits for time.
+  TimePoint next_timer() const;
+
+  const FleetInfo& fleet() const { return fleet_; }
+  StatusSnapshot status() const;
+  SchedulerMetrics metrics() const;
+  // Recounts everything that is kept twice (blocks, queues, gauges); an error names the first difference. For tests.
+  Status audit() const;
+
+ private:
+  void handle(MemberMessage& event, TimePoint now);
+  void handle(MemberLost& event, TimePoint now);
+  void handle(GatewayJoined& event, TimePoint now);
+  void handle(GatewayLost& event, TimePoint now);
+  void handle(Submit& event, TimePoint now);
+  void handle(Cancel& event, TimePoint now);
+  void handle(Tick& event, TimePoint now);
+
+  void on_hello(SessionId session, Hello hello, TimePoint now);
+  void on_step_result(Member& member, StepResult& result, TimePoint now);
+  void on_peer_trouble(const PeerTrouble& trouble, TimePoint now);
+  // Ends a membership for ever; what it ran or held moves on.
+  void lose_member(SessionId session, const Status& cause, bool close, TimePoint now);
+  void forgive_own_stall(TimePoint now);
+  void run_timers(TimePoint now);
+
+  // Whether the request could run on some worker of this fleet; the Status names the field and the numbers.
+  Status check_fits(const AcceptedRequest& request) const;
+  void reattach(Request& request, Submit& event);
+  void admit(TimePoint now);
+  void end_request(Request& request, FinishReason reason, std::string error, TimePoint now);
+  void stop_sequence(Request& request);
+  // Sends what the gateway has not seen; forgets a request whose end was sent. The reference may dangle afterwards.
+  void flush(Request& request, TimePoint now);
+  void publish_placements();
+  void update_fleet();
+  Welcome welcome() const;
+  template <class T>
+  void emit(T action) {
+    actions_.emplace_back(std::move(action));
+  }
+
+  const SchedulerOptions options_;
+  const PlantedFaults faults_;
+  Membership members_;
+  PlacementPlanner placement_;
+  RequestTable requests_;
+  std::map<Incarnation, WorkerPlanner> workers_;
+  std::map<SessionId, Hello> gateways_;
+  uint64_t next_seq_ = 1;
+  uint32_t largest_pool_ = 0;  // blocks of the largest worker ever seen
+  FleetInfo fleet_;
+  SchedulerMetrics counters_;
+  TimePoint last_now_ = 0;
+  Actions actions_;
+};
+
+}  // namespace conclave::scheduler

@@ -1,0 +1,84 @@
+// What goes into the scheduler core and what comes out. Sessions are numbered by whoever drives the core (loop.h); a
+// number is never used twice. Every message of a session arrives in order; nothing arrives after its *Lost event.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/base/status.h"
+#include "libs/model/membership.h"
+#include "libs/model/request.h"
+#include "libs/ports/scheduler_port.h"
+
+namespace conclave::scheduler {
+
+// One connection of a member or a gateway. 0 means "none".
+using SessionId = StrongId<struct SessionTag, uint64_t>;
+
+// --- in ---
+struct MemberMessage {  // the first one of a session is its Hello
+  SessionId session;
+  FromMember message;
+};
+struct MemberLost {
+  SessionId session;
+  Status cause;
+};
+struct GatewayJoined {
+  SessionId session;
+  Hello hello;
+};
+struct GatewayLost {
+  SessionId session;
+  Status cause;
+};
+struct Submit {
+  SessionId gateway;
+  AcceptedRequest request;
+};
+struct Cancel {
+  SessionId gateway;
+  RequestId request;
+};
+struct Tick {};  // time has passed
+
+using Event = std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, Tick>;
+
+// --- out ---
+struct SendMember {
+  SessionId session;
+  ToMember message;
+};
+// The session is over; no MemberLost need follow, and one that does is ignored.
+struct CloseMember {
+  SessionId session;
+  Status cause;
+};
+struct SendWelcome {
+  SessionId gateway;
+  Welcome welcome;
+};
+struct CloseGateway {
+  SessionId gateway;
+  Status cause;
+};
+struct ReplySubmit {  // OK: accepted
+  SessionId gateway;
+  RequestId request;
+  Status status;
+};
+struct SendTokens {
+  SessionId gateway;
+  TokenEvent event;
+};
+struct SendFleet {
+  SessionId gateway;
+  FleetInfo fleet;
+};
+
+using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, SendTokens, SendFleet>;
+using Actions = std::vector<Action>;
+
+}  // namespace conclave::scheduler
