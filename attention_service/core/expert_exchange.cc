@@ -197,14 +197,18 @@ void ExpertExchange::on_deadline(uint64_t seq) {
   retire(flight, FlightState::kSuperseded);
   ++metrics_.deadlines;
   transport_.cancel(shard, {transport_.self(), seq});
-  if (const auto peer = peers_.find(shard); peer != peers_.end()) {
-    std::erase_if(peer->second.waiting, [&](const DispatchBatch& b) { return b.id.seq == seq; });
+  bool tell = false;
+  if (const auto it_peer = peers_.find(shard); it_peer != peers_.end()) {
+    Peer& peer = it_peer->second;
+    std::erase_if(peer.waiting, [&](const DispatchBatch& b) { return b.id.seq == seq; });
+    tell = peer.trouble_told == 0 || executor_.now() - peer.trouble_told >= options_.trouble_interval;
+    if (tell) peer.trouble_told = executor_.now();
   }
   std::vector<DispatchPair> open = open_pairs(flight);
   metrics_.retried_items += open.size();
   ++lanes_[lane].attempt;
   send(lane, std::move(open), shard, Avoid::kIfOthers);
-  callbacks_.on_trouble(shard, "a dispatch ran past its deadline");
+  if (tell) callbacks_.on_trouble(shard, "a dispatch ran past its deadline");
 }
 
 Status ExpertExchange::check_combine(Incarnation peer, const CombineBatch& batch,

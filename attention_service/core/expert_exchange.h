@@ -62,7 +62,7 @@ class ExpertExchange {
   Epoch epoch() const { return placement_.epoch(); }
   // A new scheduler counts epochs from 1: accept any table. The one in use stays until then.
   void forget_epoch() { epoch_floor_ = Epoch(); }
-  // Whether every expert has a home that is up.
+  // Shards whose connection stands.
   uint32_t peers_up() const;
 
   void handle(TransportEvent& event);
@@ -99,6 +99,7 @@ class ExpertExchange {
     TimerId reconnect;
     std::deque<DispatchBatch> waiting;  // for credits
     uint64_t outstanding_items = 0;
+    TimePoint trouble_told = 0;
     Nanos latency = 0;  // recent maximum, decaying
     double latency_sum = 0;
     double item_sum = 0;

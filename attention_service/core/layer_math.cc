@@ -22,6 +22,20 @@ LayerMath::LayerMath(const ModelSpec& spec, const DenseWeights& weights, Precisi
       kv_(kv),
       rope_(spec.head_dim, spec.rotary_dim, spec.rope_theta) {}
 
+void LayerMath::each_row(uint32_t rows, const std::function<void(uint32_t)>& body) {
+  constexpr uint32_t kRowsPerTask = 16;
+  const auto run = [&](uint32_t task) {
+    const uint32_t end = std::min(rows, (task + 1) * kRowsPerTask);
+    for (uint32_t row = task * kRowsPerTask; row < end; ++row) body(row);
+  };
+  const uint32_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
+  if (kernels_.pool != nullptr) {
+    kernels_.pool->parallel_for(tasks, run);
+  } else {
+    for (uint32_t task = 0; task < tasks; ++task) run(task);
+  }
+}
+
 const void* LayerMath::as_input(const float* rows, uint32_t m, uint32_t n) {
   if (precision_ == Precision::kF32) return rows;
   const size_t count = static_cast<size_t>(m) * n;
@@ -90,8 +104,11 @@ void LayerMath::attention(MicroBatch& batch, uint32_t layer) {
   kernels::paged_attention(kernels_, kv_.shape(), attention_slices_);
 
   kernels::matmul(kernels_, w.o_proj, precision_, as_input(out, m, q_size), q_size, m, proj, hidden);
-  const size_t count = static_cast<size_t>(m) * hidden;
-  for (size_t i = 0; i < count; ++i) batch.x[i] += proj[i];
+  each_row(m, [&](uint32_t r) {
+    float* x = batch.x.data() + static_cast<size_t>(r) * hidden;
+    const float* p = proj + static_cast<size_t>(r) * hidden;
+    for (uint32_t i = 0; i < hidden; ++i) x[i] += p[i];
+  });
 }
 
 RowBuffer LayerMath::gate(MicroBatch& batch, uint32_t layer, RowPool& pool) {
@@ -121,12 +138,12 @@ RowBuffer LayerMath::gate(MicroBatch& batch, uint32_t layer, RowPool& pool) {
 void LayerMath::combine(MicroBatch& batch, const CombineTracker& tracker) {
   const uint32_t hidden = spec_.hidden_size;
   const uint32_t top_k = spec_.experts_per_token;
-  for (uint32_t token = 0; token < batch.rows; ++token) {
-    if (tracker.masked(token)) continue;
+  each_row(batch.rows, [&](uint32_t token) {
+    if (tracker.masked(token)) return;
     kernels::combine_slots(precision_, tracker.rows(token),
                            batch.weights.data() + static_cast<size_t>(token) * top_k, top_k, hidden,
                            batch.x.data() + static_cast<size_t>(token) * hidden);
-  }
+  });
 }
 
 void LayerMath::logits(const MicroBatch& batch, std::span<const uint32_t> rows, uint32_t max_rows,

@@ -39,6 +39,9 @@ class LayerMath {
   // m rows of n floats as matmul input: themselves in F32, a rounded copy in BF16.
   const void* as_input(const float* rows, uint32_t m, uint32_t n);
 
+  // body(row) for each row, on the pool when there is work for it.
+  void each_row(uint32_t rows, const std::function<void(uint32_t)>& body);
+
   const ModelSpec& spec_;
   const DenseWeights& weights_;
   const Precision precision_;

@@ -26,6 +26,8 @@ struct ExchangeOptions {
   // to the cap.
   Nanos reconnect = 20 * kMillisecond;
   Nanos reconnect_cap = 1 * kSecond;
+  // Missed deadlines of one shard are reported to the scheduler at most once in this time.
+  Nanos trouble_interval = 500 * kMillisecond;
   // Bounds of one dispatch message; larger ones are sent in parts.
   uint32_t max_dispatch_rows = 4096;
   uint32_t max_dispatch_items = 32768;
