@@ -1,6 +1,7 @@
-// Drives the scheduler core on an executor, and connects it: to gateways and members of the same process directly, to
-// others through sessions that an adapter (scheduler/grpc) registers. Every method may be called from any thread unless
-// it says otherwise; the work itself happens on the executor. Sessions are called on the executor, one call at a time.
+// Drives the scheduler core on an executor, and connects it: to gateways and members of the same process
+// directly, to others through sessions that an adapter (scheduler/grpc) registers. Every method may be called
+// from any thread unless it says otherwise; the work itself happens on the executor. Sessions are called on
+// the executor, one call at a time.
 #pragma once
 
 #include <functional>
@@ -18,8 +19,8 @@
 
 namespace conclave::scheduler {
 
-// A member's connection as the scheduler sees it. Calls come on the loop's executor and must not block; messages that
-// find the connection gone are dropped.
+// A member's connection as the scheduler sees it. Calls come on the loop's executor and must not block;
+// messages that find the connection gone are dropped.
 class MemberSession {
  public:
   virtual ~MemberSession() = default;
@@ -41,14 +42,15 @@ class GatewaySession {
 
 class SchedulerLoop : public SchedulerPort {
  public:
-  // The executor must outlive the loop. Destroy the loop on its executor, or once the executor runs no more tasks.
+  // The executor must outlive the loop. Destroy the loop on its executor, or once the executor runs no more
+  // tasks.
   SchedulerLoop(SchedulerOptions options, Executor& executor);
   ~SchedulerLoop() override;
   SchedulerLoop(const SchedulerLoop&) = delete;
   SchedulerLoop& operator=(const SchedulerLoop&) = delete;
 
-  // --- sessions of an adapter: connected once, then messages in order (a member's first is its Hello), closed once.
-  // The session is kept until it is closed from either side.
+  // --- sessions of an adapter: connected once, then messages in order (a member's first is its Hello),
+  // closed once. The session is kept until it is closed from either side.
   SessionId member_connected(std::shared_ptr<MemberSession> session);
   void on_member_message(SessionId session, FromMember message);
   void member_closed(SessionId session, Status cause);
@@ -63,10 +65,11 @@ class SchedulerLoop : public SchedulerPort {
   void cancel(RequestId id) override;
   FleetInfo fleet() const override;
 
-  // --- a member of this process. The handler is called on member_executor only, and hello() is asked for there; after a
-  // refusal or a close the link connects again with back-off, as a remote one does. Destroying the link (on
-  // member_executor, or once that runs no more tasks) is the loss of the member; the handler is not called afterwards.
-  // The loop must outlive the link's use: a link whose loop is gone drops what it is given.
+  // --- a member of this process. The handler is called on member_executor only, and hello() is asked for
+  // there; after a refusal or a close the link connects again with back-off, as a remote one does. Destroying
+  // the link (on member_executor, or once that runs no more tasks) is the loss of the member; the handler is
+  // not called afterwards. The loop must outlive the link's use: a link whose loop is gone drops what it is
+  // given.
   std::unique_ptr<MemberLink> attach_member(MemberHandler& handler, Executor& member_executor);
 
   // --- for people and metrics.

@@ -68,6 +68,7 @@ class Rope {
   uint32_t head_dim_;
   uint32_t rotary_dim_;
   std::vector<float> inv_freq_;
+  uint64_t id_ = 0;  // keys each thread's cache of angles
 };
 
 // --- attention

@@ -1,8 +1,8 @@
-// The scheduler itself: events in, actions out. No clock, no thread, no I/O; equal events at equal times give equal
-// actions. It owns admission order, every worker's block tables and the placement table (design §4).
+// The scheduler itself: events in, actions out. No clock, no thread, no I/O; equal events at equal times give
+// equal actions. It owns admission order, every worker's block tables and the placement table (design §4).
 //
-// The driver calls on_event for what happened, then plan() once for a burst of events, and again no later than
-// next_timer() with a Tick.
+// The driver calls on_event for what happened, then plan() once for a burst of events, and again no later
+// than next_timer() with a Tick.
 #pragma once
 
 #include <map>
@@ -38,7 +38,8 @@ class SchedulerCore {
   const FleetInfo& fleet() const { return fleet_; }
   StatusSnapshot status() const;
   SchedulerMetrics metrics() const;
-  // Recounts everything that is kept twice (blocks, queues, gauges); an error names the first difference. For tests.
+  // Recounts everything that is kept twice (blocks, queues, gauges); an error names the first difference. For
+  // tests.
   Status audit() const;
 
  private:
@@ -58,14 +59,14 @@ class SchedulerCore {
   void forgive_own_stall(TimePoint now);
   void run_timers(TimePoint now);
 
-  // Whether the request could run on some worker of this fleet; the Status names the field and the numbers.
-  Status check_fits(const AcceptedRequest& request) const;
+  // Whether the request fits the pages of the largest worker so far; the Status names the numbers.
+  Status check_capacity(const AcceptedRequest& request) const;
   void reattach(Request& request, Submit& event);
-  void admit(TimePoint now);
-  void end_request(Request& request, FinishReason reason, std::string error, TimePoint now);
-  void stop_sequence(Request& request);
-  // Sends what the gateway has not seen; forgets a request whose end was sent. The reference may dangle afterwards.
-  void flush(Request& request, TimePoint now);
+  void admit();
+  void end_request(Request& request, FinishReason reason, std::string error);
+  // Sends what the gateway has not seen; forgets a request whose end was sent: the reference may dangle
+  // afterwards.
+  void flush(Request& request);
   void publish_placements();
   void update_fleet();
   Welcome welcome() const;
@@ -86,6 +87,7 @@ class SchedulerCore {
   FleetInfo fleet_;
   SchedulerMetrics counters_;
   TimePoint last_now_ = 0;
+  TimePoint timer_due_ = kNever;  // what plan() asked to be woken for
   Actions actions_;
 };
 

@@ -1,5 +1,6 @@
-// What goes into the scheduler core and what comes out. Sessions are numbered by whoever drives the core (loop.h); a
-// number is never used twice. Every message of a session arrives in order; nothing arrives after its *Lost event.
+// What goes into the scheduler core and what comes out. Sessions are numbered by whoever drives the core
+// (loop.h); a number is never used twice. Every message of a session arrives in order; nothing arrives after
+// its *Lost event.
 #pragma once
 
 #include <string>
@@ -78,7 +79,8 @@ struct SendFleet {
   FleetInfo fleet;
 };
 
-using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, SendTokens, SendFleet>;
+using Action =
+    std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, SendTokens, SendFleet>;
 using Actions = std::vector<Action>;
 
 }  // namespace conclave::scheduler

@@ -11,20 +11,22 @@ namespace conclave::scheduler {
 struct SchedulerOptions {
   Incarnation incarnation;  // of this scheduler; set by its process
 
-  // Admission. Beyond max_waiting_* a new submission is refused with RESOURCE_EXHAUSTED; what was accepted stays.
+  // Admission. Beyond max_waiting_* a new submission is refused with RESOURCE_EXHAUSTED; what was accepted
+  // stays.
   uint32_t max_waiting_requests = 4096;
   uint64_t max_waiting_tokens = 8'000'000;  // prompt tokens of all waiting requests together
+  uint32_t max_inbox_submissions = 16'384;  // handed to the loop and not yet read by the core
   uint32_t max_running_requests = 512;      // on all workers together; further ones wait
 
   // Steps.
-  uint32_t step_token_budget = 512;    // rows of one plan (also bounded by the worker's own max_batch_tokens)
+  uint32_t step_token_budget = 512;  // rows of one plan (also bounded by the worker's own max_batch_tokens)
   uint32_t prefill_chunk_tokens = 256;  // of one sequence in one plan
-  uint32_t max_batch_sequences = 128;  // of one worker at a time
-  uint32_t steps_in_flight = 2;        // plans a worker holds: step N+1 is planned while step N runs
+  uint32_t max_batch_sequences = 128;   // of one worker at a time
+  uint32_t steps_in_flight = 2;         // plans a worker holds: step N+1 is planned while step N runs
 
-  // Membership. A member not heard for lease_ms is suspect (no new work), for dead_after_ms dead; a shard about which a
-  // worker complains is dead after the shorter time. A shard that keeps its lease but fails workers
-  // max_peer_troubles times within peer_trouble_window_ms is dead too: its data plane is.
+  // Membership. A member not heard for lease_ms is suspect (no new work), for dead_after_ms dead; a shard
+  // about which a worker complains is dead after the shorter time. A shard that keeps its lease but fails
+  // workers max_peer_troubles times within peer_trouble_window_ms is dead too: its data plane is.
   uint32_t lease_ms = 500;
   uint32_t dead_after_ms = 5'000;
   uint32_t dead_after_trouble_ms = 2'000;
@@ -34,7 +36,8 @@ struct SchedulerOptions {
   uint32_t max_gateways = 256;
   uint32_t max_fenced_incarnations = 4'096;  // beyond it the oldest are covered by their start time
 
-  // Placement. Shards that join within placement_settle_ms are placed together; one that is not ready in time is dead.
+  // Placement. Shards that join within placement_settle_ms are placed together; one that is not ready in time
+  // is dead.
   uint32_t placement_settle_ms = 100;
   uint32_t placement_ready_timeout_ms = 600'000;
 

@@ -1,0 +1,120 @@
+// Sixteen float lanes with the same bits on every instruction set: only IEEE operations, fused only where
+// fma() says. Everything is in an unnamed namespace and always inlined, since each includer is compiled for
+// another target.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace conclave::kernels {
+namespace {
+
+#define CONCLAVE_INLINE inline __attribute__((always_inline))
+
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef uint16_t H16 __attribute__((vector_size(32)));
+
+CONCLAVE_INLINE F16 splat(float v) { return F16{v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}; }
+CONCLAVE_INLINE U16 splat_u(uint32_t v) { return U16{v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}; }
+template <class V>
+CONCLAVE_INLINE V load_as(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+CONCLAVE_INLINE F16 load(const float* p) { return load_as<F16>(p); }
+CONCLAVE_INLINE void store(float* p, F16 v) { std::memcpy(p, &v, sizeof v); }
+// The first n (< 16) lanes; the rest is `fill`.
+CONCLAVE_INLINE F16 load_part(const float* p, size_t n, float fill) {
+  F16 v = splat(fill);
+  std::memcpy(&v, p, n * sizeof(float));
+  return v;
+}
+CONCLAVE_INLINE void store_part(float* p, F16 v, size_t n) { std::memcpy(p, &v, n * sizeof(float)); }
+
+CONCLAVE_INLINE F16 fma(F16 a, F16 b, F16 c) {
+#if defined(__AVX512F__)
+  return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  typedef float F8 __attribute__((vector_size(32)));
+  struct Halves {
+    F8 h[2];
+  };
+  const Halves x = __builtin_bit_cast(Halves, a), y = __builtin_bit_cast(Halves, b),
+               z = __builtin_bit_cast(Halves, c);
+  const Halves r = {{(F8)_mm256_fmadd_ps((__m256)x.h[0], (__m256)y.h[0], (__m256)z.h[0]),
+                     (F8)_mm256_fmadd_ps((__m256)x.h[1], (__m256)y.h[1], (__m256)z.h[1])}};
+  return __builtin_bit_cast(F16, r);
+#else
+  F16 r;
+  for (int i = 0; i < 16; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return r;
+#endif
+}
+// a > b ? a : b, so that a NaN in a gives b on every instruction set.
+CONCLAVE_INLINE F16 max(F16 a, F16 b) { return a > b ? a : b; }
+
+CONCLAVE_INLINE float sum_lanes(F16 v) {
+  float t[16];
+  store(t, v);
+  for (int w = 8; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) t[i] = t[i] + t[i + w];
+  return t[0];
+}
+CONCLAVE_INLINE float max_lanes(F16 v) {
+  float t[16];
+  store(t, v);
+  for (int w = 8; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+  return t[0];
+}
+
+CONCLAVE_INLINE F16 widen(H16 h) { return (F16)(__builtin_convertvector(h, U16) << 16); }
+CONCLAVE_INLINE F16 load_bf16(const void* p) { return widen(load_as<H16>(p)); }
+// Round to nearest even, as float_to_bf16.
+CONCLAVE_INLINE H16 narrow(F16 f) {
+  const U16 u = (U16)f;
+  const U16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U16 quiet = (u >> 16) | 0x40u;
+  const U16 nan = (U16)((u & 0x7fffffffu) > 0x7f800000u);
+  return __builtin_convertvector((nan & quiet) | (~nan & rounded), H16);
+}
+
+// e^x: n = round(x log2 e), r = x - n ln 2 in two parts, a polynomial of degree 6 in r (Taylor's coefficients
+// fitted to |r| <= ln2/2), times 2^n. Below -87 the result is 0, above 88.7 it is +inf; NaN stays NaN.
+CONCLAVE_INLINE F16 exp(F16 x) {
+  const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F16 low = splat(-87.0f), high = splat(88.7f);
+  F16 c = x < low ? low : x;
+  c = c > high ? high : c;
+  const F16 shifted = fma(c, splat(1.44269504f), magic);
+  const F16 n = shifted - magic;
+  F16 r = fma(n, splat(-0.693359375f), c);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F16 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  // n is in [-126, 128]; two factors keep 2^128 finite until the product.
+  const I16 bits = (I16)shifted - (I16)magic;
+  const I16 half = bits >> 1;
+  const F16 f1 = (F16)((half + 127) << 23);
+  const F16 f2 = (F16)((bits - half + 127) << 23);
+  const F16 value = (p * f1) * f2;
+  const F16 zeroed = x < low ? splat(0.0f) : value;
+  const F16 full = x > high ? splat(__builtin_inff()) : zeroed;
+  return x == x ? full : x;
+}
+
+}  // namespace
+}  // namespace conclave::kernels

@@ -1,0 +1,50 @@
+#include "libs/base/check.h"
+#include "libs/kernels/parallel.h"
+
+namespace conclave::kernels {
+
+MatmulArgs matmul_args(const WeightView& w, Elem x_elem, const void* x, size_t x_stride, uint32_t m, float* y,
+                       size_t y_stride) {
+  static_assert(static_cast<int>(WeightDtype::kF32) == static_cast<int>(Elem::kF32));
+  static_assert(static_cast<int>(WeightDtype::kBf16) == static_cast<int>(Elem::kBf16));
+  static_assert(static_cast<int>(WeightDtype::kFp8E4m3) == static_cast<int>(Elem::kE4m3));
+  MatmulArgs a;
+  a.w = w.data;
+  a.w_elem = static_cast<Elem>(w.dtype);
+  a.rows = w.rows;
+  a.cols = w.cols;
+  a.scales = w.scales;
+  a.scale_cols = w.scale_cols;
+  a.x = x;
+  a.x_elem = x_elem;
+  a.x_stride = x_stride;
+  a.m = m;
+  a.y = y;
+  a.y_stride = y_stride;
+  CONCLAVE_CHECK(a.w_elem != Elem::kE4m3 ||
+                 (a.scales != nullptr && a.scale_cols >= (a.cols + kBlockK - 1) / kBlockK));
+  return a;
+}
+
+void matmul(const Context& ctx, const WeightView& w, Precision precision, const void* x, size_t x_stride,
+            uint32_t m, float* y, size_t y_stride) {
+  if (m == 0 || w.rows == 0) return;
+  const Table& table = table_of(ctx.isa);
+  MatmulArgs args =
+      matmul_args(w, precision == Precision::kBf16 ? Elem::kBf16 : Elem::kF32, x, x_stride, m, y, y_stride);
+  if (const size_t floats = table.prepared_floats(args); floats > 0) {
+    auto* prepared = static_cast<float*>(thread_scratch(Scratch::kPrepared, floats * sizeof(float)));
+    constexpr uint32_t kTokens = 16;
+    run_tasks(ctx, (m + kTokens - 1) / kTokens, [&](uint32_t i) {
+      const uint32_t begin = i * kTokens;
+      table.prepare_x(args, prepared, begin, begin + kTokens < m ? begin + kTokens : m);
+    });
+    args.x_prepared = prepared;
+  }
+  run_tasks(ctx, (w.rows + kRowBlock - 1) / kRowBlock, [&](uint32_t i) {
+    const uint32_t begin = i * kRowBlock;
+    table.matmul_rows(args, begin, begin + kRowBlock < w.rows ? begin + kRowBlock : w.rows);
+  });
+}
+
+}  // namespace conclave::kernels

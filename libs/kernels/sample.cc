@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "libs/base/check.h"
+#include "libs/kernels/parallel.h"
+
+namespace conclave::kernels {
+namespace {
+
+// Orders by descending logit, then ascending id, as one integer; +0 and -0 are one logit.
+uint64_t key_of(float logit, uint32_t id) {
+  const uint32_t u = std::bit_cast<uint32_t>(logit + 0.0f);
+  const uint32_t ascending = (u & 0x80000000u) ? ~u : u | 0x80000000u;
+  return (static_cast<uint64_t>(~ascending) << 32) | id;
+}
+uint32_t id_of(uint64_t key) { return static_cast<uint32_t>(key); }
+
+// The logits in descending order, sorted only as far as anybody looks. -inf is left out: it cannot be drawn.
+class Descending {
+ public:
+  Descending(const Table& table, std::span<const float> logits) : table_(table), logits_(logits) {}
+
+  // Makes at least `count` (or all) sorted and returns how many are.
+  size_t ensure(size_t count) {
+    if (sorted_ >= count || complete()) return sorted_;
+    if (count <= kHeapLimit && keys_.empty()) {
+      select(count);
+      return sorted_;
+    }
+    if (!all_) {
+      keys_.clear();
+      sorted_ = 0;
+      keys_.reserve(logits_.size());
+      for (uint32_t i = 0; i < logits_.size(); ++i)
+        if (logits_[i] > -INFINITY) keys_.push_back(key_of(logits_[i], i));
+      all_ = true;
+    }
+    count = std::min(count, keys_.size());
+    if (count <= sorted_) return sorted_;
+    const auto first = keys_.begin() + static_cast<ptrdiff_t>(sorted_);
+    const auto middle = keys_.begin() + static_cast<ptrdiff_t>(count);
+    if (middle != keys_.end()) std::nth_element(first, middle, keys_.end());
+    std::sort(first, middle);
+    sorted_ = count;
+    return sorted_;
+  }
+  // Whether ensure() can give no more.
+  bool complete() const { return all_ && sorted_ == keys_.size(); }
+  uint32_t id(size_t i) const { return id_of(keys_[i]); }
+  float logit(size_t i) const { return logits_[id(i)]; }
+
+ private:
+  static constexpr size_t kHeapLimit = 512;
+
+  // The first `count` by a bounded heap; whole chunks below its worst member are skipped.
+  void select(size_t count) {
+    constexpr size_t kChunk = 256;
+    std::vector<uint64_t> heap;  // the worst on top
+    heap.reserve(count);
+    for (size_t begin = 0; begin < logits_.size(); begin += kChunk) {
+      const size_t n = std::min(kChunk, logits_.size() - begin);
+      if (heap.size() == count && !(table_.max_of(&logits_[begin], n) > logits_[id_of(heap.front())]))
+        continue;
+      for (size_t i = begin; i < begin + n; ++i) {
+        if (!(logits_[i] > -INFINITY)) continue;
+        const uint64_t key = key_of(logits_[i], static_cast<uint32_t>(i));
+        if (heap.size() < count) {
+          heap.push_back(key);
+          std::push_heap(heap.begin(), heap.end());
+        } else if (key < heap.front()) {
+          std::pop_heap(heap.begin(), heap.end());
+          heap.back() = key;
+          std::push_heap(heap.begin(), heap.end());
+        }
+      }
+    }
+    std::sort(heap.begin(), heap.end());
+    all_ = heap.size() < count;
+    keys_ = std::move(heap);
+    sorted_ = keys_.size();
+  }
+
+  const Table& table_;
+  std::span<const float> logits_;
+  std::vector<uint64_t> keys_;
+  size_t sorted_ = 0;
+  bool all_ = false;  // keys_ holds every id that can be drawn
+};
+
+// The draw: what is left after top_k, top_p and min_p, walked in descending order.
+uint32_t draw(const Table& table, Descending& order, std::span<const float> logits, float max,
+              const SamplingParams& params, float u) {
+  const float inverse = 1.0f / params.temperature;
+  const size_t limit = params.top_k == 0 ? logits.size() : std::min<size_t>(params.top_k, logits.size());
+  const bool all = limit == logits.size();
+  std::vector<float> weights;  // of order[0..), unnormalised; weights[0] is 1
+  const auto more = [&](size_t count) {
+    const size_t have = std::min(order.ensure(std::min(count, limit)), limit);
+    if (have <= weights.size()) return false;
+    const size_t begin = weights.size();
+    std::vector<float> chunk(have - begin);
+    for (size_t i = 0; i < chunk.size(); ++i) chunk[i] = order.logit(begin + i);
+    weights.resize(have);
+    table.exp_of(chunk.data(), chunk.size(), max, inverse, weights.data() + begin);
+    return true;
+  };
+  constexpr size_t kFirst = 256, kGrowth = 16;
+  const auto grow = [&] { return more(weights.empty() ? kFirst : weights.size() * kGrowth); };
+
+  double total = 0;  // of what top_k leaves
+  if (all) {
+    total = table.exp_sum(logits.data(), logits.size(), max, inverse);
+  } else {
+    more(limit);
+    for (const float w : weights) total += w;
+  }
+  // How many top_p keeps: the fewest whose sum reaches top_p * total. Then min_p relative to the largest,
+  // which is 1.
+  const bool cut_p = params.top_p<1.0f, cut_min = params.min_p> 0.0f;
+  size_t kept = 0;
+  double kept_sum = 0;
+  if (cut_p || cut_min) {
+    const double enough = cut_p ? static_cast<double>(params.top_p) * total : INFINITY;
+    for (; kept_sum < enough || kept == 0; ++kept) {
+      if (kept == weights.size() && !grow()) break;
+      if (weights[kept] < params.min_p || (weights[kept] == 0.0f && kept > 0)) break;
+      kept_sum += weights[kept];
+    }
+  } else {
+    kept = limit;
+    kept_sum = total;
+  }
+  const double target = static_cast<double>(u) * kept_sum;
+  double sum = 0;
+  size_t last = 0;
+  for (size_t i = 0; i < kept; ++i) {
+    if (i == weights.size() && !grow()) break;
+    if (weights[i] == 0.0f && i > 0) break;
+    sum += weights[i];
+    last = i;
+    if (sum > target) break;
+  }
+  return order.id(last);
+}
+
+}  // namespace
+
+StatusOr<Sampled> sample(const Context& ctx, std::span<const float> logits, const SamplingParams& params,
+                         float u) {
+  const Table& table = table_of(ctx.isa);
+  if (params.vocab_limit != 0 && params.vocab_limit < logits.size())
+    logits = logits.first(params.vocab_limit);
+  const FlushScope flush;
+  const float max = logits.empty() ? -INFINITY : table.max_of(logits.data(), logits.size());
+  if (!std::isfinite(max)) return internal_error("the model gave no finite logit");
+  const float sum = table.exp_sum(logits.data(), logits.size(), max, 1.0f);
+  if (std::isnan(sum)) return internal_error("the model gave a logit that is not a number");
+  const double log_sum = static_cast<double>(max) + std::log(static_cast<double>(sum));
+  const auto logprob = [&](uint32_t id) {
+    return static_cast<float>(static_cast<double>(logits[id]) - log_sum);
+  };
+
+  Sampled result;
+  Descending order(table, logits);
+  if (params.top_logprobs > 0) {
+    const size_t n = std::min<size_t>(order.ensure(params.top_logprobs), params.top_logprobs);
+    for (size_t i = 0; i < n; ++i) result.top.push_back({order.id(i), logprob(order.id(i))});
+  }
+  if (params.temperature == 0.0f) {
+    uint32_t id = 0;
+    while (logits[id] != max) ++id;
+    result.token = id;
+  } else {
+    result.token = draw(table, order, logits, max, params, u);
+  }
+  result.logprob = logprob(result.token);
+  return result;
+}
+
+}  // namespace conclave::kernels

@@ -1,0 +1,292 @@
+// Members, gateways, time and what people see. Requests are in core.cc.
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "libs/base/check.h"
+#include "scheduler/core/core.h"
+
+namespace conclave::scheduler {
+
+void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
+  Member* member = members_.find(event.session);
+  if (member == nullptr) {
+    if (auto* hello = std::get_if<Hello>(&event.message))
+      return on_hello(event.session, std::move(*hello), now);
+    ++counters_.protocol_violations;
+    emit(CloseMember{event.session, failed_precondition("the first message of a member must be its hello")});
+    return;
+  }
+  members_.heard(*member, now);
+  const bool worker = member->hello.role == Role::kAttention;
+  const char* unexpected = nullptr;
+  if (const auto* heartbeat = std::get_if<Heartbeat>(&event.message)) {
+    member->epoch_in_use = heartbeat->epoch;
+  } else if (auto* result = std::get_if<StepResult>(&event.message)) {
+    if (worker) return on_step_result(*member, *result, now);
+    unexpected = "a shard reported the result of a step";
+  } else if (const auto* ready = std::get_if<PlacementReady>(&event.message)) {
+    if (!worker) return placement_.shard_ready(member->hello.incarnation, ready->epoch);
+    unexpected = "a worker reported a placement as ready";
+  } else if (const auto* trouble = std::get_if<PeerTrouble>(&event.message)) {
+    if (worker) return on_peer_trouble(*trouble, now);
+    unexpected = "a shard reported trouble with a peer";
+  } else {
+    unexpected = "a second hello on one session";
+  }
+  if (unexpected != nullptr) {
+    ++counters_.protocol_violations;
+    lose_member(event.session, failed_precondition(unexpected), true, now);
+  }
+}
+
+void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
+  // The same process on a new connection: the old one is gone, whatever it looks like from here. What it ran
+  // moves on, and the process joins again under a new incarnation.
+  if (Member* old = members_.find(hello.incarnation)) {
+    lose_member(old->session, unavailable(old->hello.name + " connected again"), true, now);
+  }
+  if (Status status = members_.check(hello); !status.ok()) {
+    ++counters_.members_refused;
+    emit(SendMember{session, Refusal{status.code(), message_of(status)}});
+    emit(CloseMember{session, status});
+    return;
+  }
+  const bool first = !members_.model().has_value();
+  const Member& member = members_.add(session, std::move(hello), now);
+  const Hello& info = member.hello;
+  if (first) placement_.set_model(info.num_layers, info.num_experts);
+  ++counters_.members_joined;
+  emit(SendMember{session, welcome()});
+  if (info.role == Role::kExpert) {
+    placement_.shard_joined({info.incarnation, info.name, info.transport_address}, now);
+    return;
+  }
+  WorkerLimits limits;
+  limits.step_tokens = options_.step_token_budget;
+  if (info.max_batch_tokens > 0) limits.step_tokens = std::min(limits.step_tokens, info.max_batch_tokens);
+  limits.chunk_tokens = options_.prefill_chunk_tokens;
+  limits.sequences = std::min(options_.max_batch_sequences, limits.step_tokens);
+  limits.steps_in_flight = options_.steps_in_flight;
+  limits.vocab_size = info.vocab_size;
+  workers_.try_emplace(info.incarnation, info.kv_blocks, limits, faults_);
+  largest_pool_ = std::max(largest_pool_, info.kv_blocks);
+  if (placement_.active().epoch()) emit(SendMember{session, PlacementUpdate{placement_.active()}});
+}
+
+void SchedulerCore::on_peer_trouble(const PeerTrouble& trouble, TimePoint now) {
+  ++counters_.peer_troubles;
+  Member* shard = members_.find(trouble.peer);
+  // A worker may complain about a shard that is gone already.
+  if (shard != nullptr && shard->hello.role == Role::kExpert) members_.trouble(*shard, trouble.cause, now);
+}
+
+void SchedulerCore::lose_member(SessionId session, const Status& cause, bool close, TimePoint now) {
+  Member* member = members_.find(session);
+  CONCLAVE_CHECK(member != nullptr);
+  const Hello hello = member->hello;
+  ++counters_.members_lost;
+  members_.remove(session);
+  if (close) {
+    emit(
+        SendMember{session, Refusal{StatusCode::kFailedPrecondition, "declared dead: " + message_of(cause)}});
+    emit(CloseMember{session, cause});
+  }
+  if (hello.role == Role::kExpert) {
+    placement_.shard_lost(hello.incarnation, now);
+    return;
+  }
+  // Its sequences go back to their places in the queue with everything generated so far.
+  for (Request* request : requests_.running_on(hello.incarnation)) {
+    if (faults_.forget_lost_worker) break;
+    requests_.set_waiting(*request);
+    ++counters_.sequences_replayed;
+  }
+  workers_.erase(hello.incarnation);
+}
+
+void SchedulerCore::handle(MemberLost& event, TimePoint now) {
+  if (members_.find(event.session) == nullptr) return;  // never joined, or closed from here
+  lose_member(event.session, event.cause, false, now);
+}
+
+void SchedulerCore::handle(GatewayJoined& event, TimePoint) {
+  Status status = members_.check_gateway(event.hello);
+  if (status.ok() && gateways_.size() >= options_.max_gateways) {
+    status =
+        resource_exhausted("there are " + std::to_string(options_.max_gateways) + " gateways (max_gateways)");
+  }
+  if (!status.ok()) {
+    ++counters_.members_refused;
+    emit(CloseGateway{event.session, status});
+    return;
+  }
+  gateways_.emplace(event.session, std::move(event.hello));
+  emit(SendWelcome{event.session, welcome()});
+  emit(SendFleet{event.session, fleet_});
+}
+
+void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
+  if (gateways_.erase(event.session) == 0) return;
+  for (Request* request : requests_.of_gateway(event.session)) {
+    requests_.detach(*request, now + options_.gateway_grace_ms * kMillisecond);
+  }
+}
+
+void SchedulerCore::handle(Tick&, TimePoint now) { run_timers(now); }
+
+void SchedulerCore::forgive_own_stall(TimePoint now) {
+  // A scheduler that was itself stopped or starved has not listened: silence in that time is no fault of the
+  // members.
+  if (timer_due_ == kNever) return;
+  const Nanos late = now - std::max(timer_due_, last_now_);
+  timer_due_ = kNever;
+  if (late < options_.lease_ms * kMillisecond / 2) return;
+  members_.extend_leases(late);
+  ++counters_.stalls_forgiven;
+}
+
+void SchedulerCore::run_timers(TimePoint now) {
+  std::vector<DeadMember> dead;
+  counters_.members_suspected += members_.check_leases(now, dead);
+  for (const Incarnation shard : placement_.overdue(now)) {
+    const Member* member = members_.find(shard);
+    if (member == nullptr) continue;
+    const bool listed = std::any_of(dead.begin(), dead.end(),
+                                    [&](const DeadMember& d) { return d.session == member->session; });
+    if (listed) continue;
+    dead.push_back(
+        {member->session, deadline_exceeded(member->hello.name + " did not get ready for its experts in " +
+                                            std::to_string(options_.placement_ready_timeout_ms) + " ms")});
+  }
+  for (const DeadMember& member : dead) lose_member(member.session, member.cause, true, now);
+  placement_.on_time(now);
+  for (Request* request : requests_.expired(now)) {
+    if (request->state == RequestState::kEnded) {
+      requests_.erase(*request);  // its gateway did not come back for the end
+    } else if (request->deadline <= now) {
+      end_request(*request, FinishReason::kDeadline, "the deadline has passed");
+    } else {
+      ++counters_.requests_abandoned;
+      end_request(*request, FinishReason::kCancelled, "");
+      requests_.erase(*request);
+    }
+  }
+}
+
+void SchedulerCore::publish_placements() {
+  for (PlacementOut& out : placement_.take()) {
+    ++counters_.placements_published;
+    for (const auto& [session, member] : members_.all()) {
+      const bool shard = member.hello.role == Role::kExpert;
+      if (shard ? !(out.to_shards && out.table.find_shard(member.hello.incarnation) >= 0) : !out.to_workers)
+        continue;
+      emit(SendMember{session, PlacementUpdate{out.table}});
+    }
+  }
+}
+
+void SchedulerCore::update_fleet() {
+  FleetInfo info;
+  if (const auto& model = members_.model()) {
+    info.max_positions = model->max_positions;
+    info.numerics_id = model->numerics_id;
+    info.model_fingerprint = model->model_fingerprint;
+  }
+  if (workers_.empty()) {
+    info.not_ready = "no attention worker is there";
+  } else if (placement_.shards() == 0) {
+    info.not_ready = "no expert shard is there";
+  } else if (!placement_.active_complete()) {
+    info.not_ready =
+        "the expert shards (" + std::to_string(placement_.shards()) + ") are preparing their experts";
+  }
+  info.ready = info.not_ready.empty();
+  if (info.ready == fleet_.ready && info.not_ready == fleet_.not_ready &&
+      info.numerics_id == fleet_.numerics_id)
+    return;
+  fleet_ = std::move(info);
+  for (const auto& [session, hello] : gateways_) emit(SendFleet{session, fleet_});
+}
+
+Welcome SchedulerCore::welcome() const {
+  Welcome result;
+  result.scheduler = options_.incarnation;
+  result.lease_ns = options_.lease_ms * kMillisecond;
+  return result;
+}
+
+StatusSnapshot SchedulerCore::status() const {
+  StatusSnapshot snapshot;
+  snapshot.scheduler = options_.incarnation;
+  snapshot.fleet = fleet_;
+  snapshot.epoch = placement_.active().epoch();
+  snapshot.requests_waiting = static_cast<uint32_t>(requests_.waiting().size());
+  snapshot.requests_running = requests_.running();
+  const PlacementTable& active = placement_.active();
+  std::vector<uint32_t> held(active.shards().size(), 0);
+  for (uint32_t layer = 0; layer < active.layers(); ++layer) {
+    for (uint32_t expert = 0; expert < active.experts(); ++expert) {
+      for (const uint16_t home : active.homes(layer, expert)) ++held[home];
+    }
+  }
+  for (const auto& [session, member] : members_.all()) {
+    MemberSnapshot entry;
+    entry.role = member.hello.role;
+    entry.name = member.hello.name;
+    entry.incarnation = member.hello.incarnation;
+    entry.state = "ready";
+    if (const auto it = workers_.find(member.hello.incarnation); it != workers_.end()) {
+      entry.kv_blocks_total = it->second.pool().total();
+      entry.kv_blocks_used = it->second.pool().used();
+      entry.sequences = it->second.running();
+    } else {
+      const int index = active.find_shard(member.hello.incarnation);
+      if (index >= 0) entry.experts_held = held[static_cast<size_t>(index)];
+      if (index < 0) entry.state = "joining";
+    }
+    if (member.suspect) entry.state = "suspect";
+    snapshot.members.push_back(std::move(entry));
+  }
+  for (const auto& [session, hello] : gateways_) {
+    MemberSnapshot entry;
+    entry.role = Role::kRouter;
+    entry.name = hello.name;
+    entry.incarnation = hello.incarnation;
+    entry.state = "ready";
+    snapshot.members.push_back(std::move(entry));
+  }
+  return snapshot;
+}
+
+SchedulerMetrics SchedulerCore::metrics() const {
+  SchedulerMetrics metrics = counters_;
+  metrics.requests_waiting = static_cast<uint32_t>(requests_.waiting().size());
+  metrics.tokens_waiting = requests_.waiting_tokens();
+  metrics.requests_running = requests_.running();
+  metrics.requests_detached = requests_.detached();
+  metrics.workers = static_cast<uint32_t>(workers_.size());
+  metrics.shards = static_cast<uint32_t>(placement_.shards());
+  metrics.gateways = static_cast<uint32_t>(gateways_.size());
+  for (const auto& [incarnation, worker] : workers_) {
+    metrics.kv_blocks_total += worker.pool().total();
+    metrics.kv_blocks_used += worker.pool().used();
+    metrics.kv_blocks_reserved += worker.pool().promised();
+  }
+  return metrics;
+}
+
+Status SchedulerCore::audit() const {
+  RETURN_IF_ERROR(requests_.audit());
+  uint32_t running = 0;
+  for (const auto& [incarnation, worker] : workers_) {
+    RETURN_IF_ERROR(annotate(worker.audit(), "worker " + std::to_string(incarnation.value)));
+    running += worker.running();
+  }
+  if (running != requests_.running())
+    return internal_error("workers run other sequences than there are requests");
+  if (members_.fence_size() > options_.max_fenced_incarnations) return internal_error("too many fences");
+  return OkStatus();
+}
+
+}  // namespace conclave::scheduler

@@ -1,0 +1,89 @@
+// Who belongs to the fleet: hello checks, incarnations and their fences, leases, suspicion.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/base/ids.h"
+#include "libs/base/status.h"
+#include "libs/model/membership.h"
+#include "scheduler/core/events.h"
+#include "scheduler/core/options.h"
+
+namespace conclave::scheduler {
+
+// What every member of this fleet agrees on; taken from the first and kept for the life of the scheduler.
+struct FleetModel {
+  std::string numerics_id;
+  std::string model_fingerprint;
+  uint32_t num_layers = 0;
+  uint32_t num_experts = 0;
+  uint32_t max_positions = 0;
+  uint32_t vocab_size = 0;
+};
+
+struct Member {
+  SessionId session;
+  Hello hello;
+  TimePoint last_heard = 0;
+  bool suspect = false;
+  Epoch epoch_in_use;  // from heartbeats
+  // Complaints of workers about a shard since trouble_since; 0: none.
+  uint32_t troubles = 0;
+  TimePoint trouble_since = 0;
+  TimePoint last_trouble = 0;
+  std::string trouble;
+};
+
+struct DeadMember {
+  SessionId session;
+  Status cause;
+};
+
+class Membership {
+ public:
+  explicit Membership(const SchedulerOptions& options) : options_(options) {}
+
+  // Whether a member with this hello may join now. FAILED_PRECONDITION: never under this incarnation;
+  // RESOURCE_EXHAUSTED: too many members; INVALID_ARGUMENT names the field.
+  Status check(const Hello& hello) const;
+  // The same for a gateway: protocol, and model fields where it gives any.
+  Status check_gateway(const Hello& hello) const;
+  // After check(). The reference holds until the member is removed.
+  Member& add(SessionId session, Hello hello, TimePoint now);
+  // Fences the incarnation for ever.
+  void remove(SessionId session);
+
+  Member* find(SessionId session);
+  Member* find(Incarnation incarnation);
+  const std::map<SessionId, Member>& all() const { return members_; }
+  const std::optional<FleetModel>& model() const { return model_; }
+  bool fenced(Incarnation incarnation) const;
+
+  // Any message renews the lease and lifts suspicion.
+  void heard(Member& member, TimePoint now);
+  void trouble(Member& shard, const std::string& cause, TimePoint now);
+  // Moves every lease by a time in which the scheduler itself did not run.
+  void extend_leases(Nanos by);
+  // Marks suspects (returning how many are new) and lists the dead, who stay until they are removed.
+  uint32_t check_leases(TimePoint now, std::vector<DeadMember>& dead);
+  TimePoint next_timer() const;
+  size_t fence_size() const { return fenced_.size(); }
+
+ private:
+  TimePoint dead_at(const Member& member) const;
+  bool data_plane_dead(const Member& member) const;
+
+  const SchedulerOptions& options_;
+  std::map<SessionId, Member> members_;
+  std::map<Incarnation, SessionId> by_incarnation_;
+  std::optional<FleetModel> model_;
+  std::set<Incarnation> fenced_;
+  Incarnation fence_floor_;  // everything up to here is fenced unless it is a member
+};
+
+}  // namespace conclave::scheduler

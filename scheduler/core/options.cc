@@ -1,0 +1,42 @@
+#include "scheduler/core/options.h"
+
+#include <string>
+
+namespace conclave::scheduler {
+namespace {
+Status at_least_one(std::string_view field, uint64_t value) {
+  if (value >= 1) return OkStatus();
+  return invalid_field(field, "must be at least 1");
+}
+}  // namespace
+
+Status SchedulerOptions::validate() const {
+  RETURN_IF_ERROR(at_least_one("max_waiting_requests", max_waiting_requests));
+  RETURN_IF_ERROR(at_least_one("max_waiting_tokens", max_waiting_tokens));
+  RETURN_IF_ERROR(at_least_one("max_inbox_submissions", max_inbox_submissions));
+  RETURN_IF_ERROR(at_least_one("max_running_requests", max_running_requests));
+  RETURN_IF_ERROR(at_least_one("step_token_budget", step_token_budget));
+  RETURN_IF_ERROR(at_least_one("prefill_chunk_tokens", prefill_chunk_tokens));
+  RETURN_IF_ERROR(at_least_one("max_batch_sequences", max_batch_sequences));
+  RETURN_IF_ERROR(at_least_one("steps_in_flight", steps_in_flight));
+  RETURN_IF_ERROR(at_least_one("lease_ms", lease_ms));
+  RETURN_IF_ERROR(at_least_one("max_peer_troubles", max_peer_troubles));
+  RETURN_IF_ERROR(at_least_one("max_members", max_members));
+  RETURN_IF_ERROR(at_least_one("max_gateways", max_gateways));
+  RETURN_IF_ERROR(at_least_one("max_fenced_incarnations", max_fenced_incarnations));
+  RETURN_IF_ERROR(at_least_one("placement_ready_timeout_ms", placement_ready_timeout_ms));
+  if (steps_in_flight > 16) return invalid_field("steps_in_flight", "at most 16");
+  if (max_batch_sequences > step_token_budget) {
+    return invalid_field("max_batch_sequences", "is " + std::to_string(max_batch_sequences) +
+                                                    ", more than step_token_budget, " +
+                                                    std::to_string(step_token_budget));
+  }
+  if (dead_after_ms < lease_ms) return invalid_field("dead_after_ms", "must not be less than lease_ms");
+  if (dead_after_trouble_ms < lease_ms) {
+    return invalid_field("dead_after_trouble_ms", "must not be less than lease_ms");
+  }
+  if (max_members > 60'000) return invalid_field("max_members", "at most 60000");
+  return OkStatus();
+}
+
+}  // namespace conclave::scheduler

@@ -1,0 +1,107 @@
+// The sequences and pages of one worker, and the plans made for it. Step N+1 is planned while step N runs, so
+// a decode slice is granted before its token is known here; pages return when the plan that ends their
+// sequence was reported.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/base/status.h"
+#include "libs/model/plan.h"
+#include "scheduler/core/kv_pool.h"
+#include "scheduler/core/options.h"
+#include "scheduler/core/planted_faults.h"
+
+namespace conclave::scheduler {
+
+struct WorkerLimits {
+  uint32_t step_tokens = 0;   // rows of a plan
+  uint32_t chunk_tokens = 0;  // of one sequence in a plan
+  uint32_t sequences = 0;     // running at a time; <= step_tokens, so every decode fits in every step
+  uint32_t steps_in_flight = 0;
+  uint32_t vocab_size = 0;  // 0: unknown
+};
+
+// What a valid StepResult means for requests: only of sequences that have not ended here.
+struct StepOutcome {
+  std::vector<SampledToken> sampled;
+  std::vector<StepResult::Failure> failures;
+  uint32_t discarded = 0;  // samples of sequences that had ended here
+};
+
+struct PlanCounts {
+  uint32_t prefill_tokens = 0;
+  uint32_t decode_slices = 0;
+};
+
+class WorkerPlanner {
+ public:
+  WorkerPlanner(uint32_t kv_blocks, WorkerLimits limits, PlantedFaults faults = {});
+
+  // Pages a sequence of that many positions needs at worst.
+  static uint32_t blocks_for(uint64_t positions);
+
+  bool has_room(uint32_t blocks) const {
+    return running_.size() < limits_.sequences && blocks <= pool_.available();
+  }
+  // Takes a sequence in: `start.tokens` are known, further ones are sampled until there are max_positions in
+  // all. Promises all its pages at once, so that what runs never runs out. CHECKs has_room.
+  void admit(SequenceStart start, uint32_t max_positions);
+  // No further slices; the worker is told with its next plan. Unknown or already ended: nothing happens.
+  void end(SeqId seq);
+
+  // The next plan, or nullopt when the worker holds enough steps or there is nothing to say. Decodes first,
+  // then prefill in order of admission. With `ends_only` no slices are planned.
+  std::optional<BatchPlan> plan(bool ends_only);
+
+  // Retires the oldest step. An error means that the worker broke the protocol: nothing was changed, and the
+  // worker must not be used further.
+  StatusOr<StepOutcome> on_result(const StepResult& result);
+
+  const KvPool& pool() const { return pool_; }
+  // Sequences that get slices.
+  uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
+  uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
+  PlanCounts last_plan() const { return last_plan_; }
+  // True when the worker knows no sequence and owes no step.
+  bool idle() const { return sequences_.empty() && in_flight_.empty() && pending_ends_.empty(); }
+  Status audit() const;
+
+ private:
+  struct Sequence {
+    std::optional<SequenceStart> start;  // until the first plan took it
+    uint32_t known = 0;                  // tokens at admission
+    uint32_t max_positions = 0;
+    uint32_t planned = 0;      // positions [0, planned) have been granted
+    uint32_t next_sample = 0;  // position of the next token to be reported
+    uint32_t promised = 0;     // pages still to come
+    std::vector<BlockId> blocks;
+    bool introduced = false;  // some plan has named it
+    bool ended = false;
+  };
+  struct Step {
+    StepId id;
+    std::vector<SeqId> samples;  // one token expected of each
+    std::vector<SeqId> ends;
+  };
+
+  Status check_result(const StepResult& result) const;
+  void add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& seq, uint32_t count);
+  void retire(SeqId id);
+
+  const WorkerLimits limits_;
+  const PlantedFaults faults_;
+  KvPool pool_;
+  std::map<SeqId, Sequence> sequences_;
+  std::vector<SeqId> running_;  // in order of admission
+  std::vector<SeqId> pending_ends_;
+  std::deque<Step> in_flight_;
+  uint64_t next_step_ = 1;
+  PlanCounts last_plan_;
+};
+
+}  // namespace conclave::scheduler

@@ -1,0 +1,297 @@
+#include "scheduler/loop.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "scheduler/in_process_link.h"
+#include "scheduler/loop_driver.h"
+
+namespace conclave::scheduler {
+
+// --- Driver: what happens on the executor
+// -------------------------------------------------------------------------
+
+SchedulerLoop::Driver::Driver(SchedulerOptions options, Executor& executor)
+    : max_inbox_submissions_(options.max_inbox_submissions), executor_(executor), core_(options) {
+  metrics_ = core_.metrics();
+  fleet_ = core_.fleet();
+}
+
+void SchedulerLoop::Driver::start() {
+  local_gateway_ = next_session();
+  push([session = local_gateway_](Driver& driver) {
+    Hello hello;
+    hello.role = Role::kRouter;
+    hello.name = "local";
+    driver.feed(GatewayJoined{session, std::move(hello)});
+  });
+}
+
+SessionId SchedulerLoop::Driver::next_session() { return SessionId(next_session_.fetch_add(1)); }
+
+void SchedulerLoop::Driver::push(Work work) {
+  {
+    std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(work));
+    if (drain_posted_) return;
+    drain_posted_ = true;
+  }
+  executor_.post([weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->drain();
+  });
+}
+
+bool SchedulerLoop::Driver::take_submission_place() {
+  if (inbox_submissions_.fetch_add(1) < max_inbox_submissions_) return true;
+  inbox_submissions_.fetch_sub(1);
+  return false;
+}
+
+void SchedulerLoop::Driver::drain() {
+  std::deque<Work> work;
+  {
+    std::lock_guard lock(mutex_);
+    work.swap(inbox_);
+    drain_posted_ = false;
+  }
+  // All that has happened first, then one round of planning: requests that came together share their first
+  // step.
+  for (Work& item : work) item(*this);
+  finish_round();
+}
+
+void SchedulerLoop::Driver::finish_round() {
+  apply(core_.plan(now()));
+  const TimePoint next = core_.next_timer();
+  if (next != timer_at_) {
+    if (timer_) executor_.cancel(timer_);
+    timer_ = {};
+    timer_at_ = next;
+    if (next != kNever) {
+      timer_ = executor_.post_at(std::max(next, now()), [weak = weak_from_this()] {
+        if (auto self = weak.lock()) self->on_timer();
+      });
+    }
+  }
+  const SchedulerMetrics metrics = core_.metrics();
+  std::lock_guard lock(mutex_);
+  metrics_ = metrics;
+  fleet_ = core_.fleet();
+}
+
+void SchedulerLoop::Driver::on_timer() {
+  timer_ = {};
+  timer_at_ = kNever;
+  feed(Tick{});
+  finish_round();
+}
+
+TimePoint SchedulerLoop::Driver::now() {
+  last_now_ = std::max(last_now_, executor_.now());
+  return last_now_;
+}
+
+void SchedulerLoop::Driver::feed(Event event) { apply(core_.on_event(std::move(event), now())); }
+
+void SchedulerLoop::Driver::apply(Actions actions) {
+  for (Action& action : actions) std::visit([this](auto& a) { perform(a); }, action);
+}
+
+void SchedulerLoop::Driver::perform(SendMember& action) {
+  const auto it = members_.find(action.session);
+  if (it != members_.end()) it->second->send(std::move(action.message));
+}
+
+void SchedulerLoop::Driver::perform(CloseMember& action) {
+  const auto it = members_.find(action.session);
+  if (it == members_.end()) return;
+  const auto session = std::move(it->second);
+  members_.erase(it);
+  session->close(action.cause);
+}
+
+void SchedulerLoop::Driver::perform(SendWelcome& action) {
+  const auto it = gateways_.find(action.gateway);
+  if (it != gateways_.end()) it->second->welcome(action.welcome);
+}
+
+void SchedulerLoop::Driver::perform(CloseGateway& action) {
+  const auto it = gateways_.find(action.gateway);
+  if (it == gateways_.end()) return;
+  const auto session = std::move(it->second);
+  gateways_.erase(it);
+  session->close(action.cause);
+}
+
+void SchedulerLoop::Driver::perform(ReplySubmit& action) {
+  if (action.gateway == local_gateway_) {
+    // Answered within the event of the submission itself.
+    const std::shared_ptr<RequestObserver> observer = std::exchange(submitting_, nullptr);
+    CONCLAVE_CHECK(observer != nullptr);
+    if (!action.status.ok()) return observer->on_refused(action.status);
+    observers_[action.request] = observer;
+    return observer->on_accepted();
+  }
+  const auto it = gateways_.find(action.gateway);
+  if (it != gateways_.end()) it->second->reply(action.request, action.status);
+}
+
+void SchedulerLoop::Driver::perform(SendTokens& action) {
+  if (action.gateway == local_gateway_) {
+    const auto it = observers_.find(action.event.request);
+    if (it == observers_.end()) return;
+    const std::shared_ptr<RequestObserver> observer = it->second;
+    if (action.event.finish != FinishReason::kNone) observers_.erase(it);
+    return observer->on_tokens(action.event);
+  }
+  const auto it = gateways_.find(action.gateway);
+  if (it != gateways_.end()) it->second->tokens(action.event);
+}
+
+void SchedulerLoop::Driver::perform(SendFleet& action) {
+  const auto it = gateways_.find(action.gateway);
+  if (it != gateways_.end()) it->second->fleet(action.fleet);
+}
+
+void SchedulerLoop::Driver::submit_local(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) {
+  submitting_ = std::move(observer);
+  feed(Submit{local_gateway_, std::move(request)});
+  CONCLAVE_CHECK(submitting_ == nullptr);
+}
+
+// --- Driver: any thread
+// -------------------------------------------------------------------------------------------
+
+SessionId SchedulerLoop::Driver::member_connected(std::shared_ptr<MemberSession> session) {
+  const SessionId id = next_session();
+  push([id, session = std::move(session)](Driver& driver) { driver.members_.emplace(id, session); });
+  return id;
+}
+
+void SchedulerLoop::Driver::on_member_message(SessionId session, FromMember message) {
+  push([session, message = std::move(message)](Driver& driver) mutable {
+    // After a close from this side the rest of the session's messages has no meaning.
+    if (driver.members_.contains(session)) driver.feed(MemberMessage{session, std::move(message)});
+  });
+}
+
+void SchedulerLoop::Driver::member_closed(SessionId session, Status cause) {
+  push([session, cause = std::move(cause)](Driver& driver) {
+    if (driver.members_.erase(session) > 0) driver.feed(MemberLost{session, cause});
+  });
+}
+
+// --- SchedulerLoop
+// ------------------------------------------------------------------------------------------------
+
+SchedulerLoop::SchedulerLoop(SchedulerOptions options, Executor& executor)
+    : driver_(std::make_shared<Driver>(options, executor)) {
+  driver_->start();
+}
+
+SchedulerLoop::~SchedulerLoop() { driver_->shut_down(); }
+
+void SchedulerLoop::Driver::shut_down() {
+  if (timer_) executor_.cancel(timer_);
+  timer_ = {};
+  for (auto& [id, session] : std::exchange(members_, {})) session->close(unavailable("the scheduler ends"));
+  for (auto& [id, session] : std::exchange(gateways_, {})) session->close(unavailable("the scheduler ends"));
+  observers_.clear();
+}
+
+SessionId SchedulerLoop::member_connected(std::shared_ptr<MemberSession> session) {
+  return driver_->member_connected(std::move(session));
+}
+
+void SchedulerLoop::on_member_message(SessionId session, FromMember message) {
+  driver_->on_member_message(session, std::move(message));
+}
+
+void SchedulerLoop::member_closed(SessionId session, Status cause) {
+  driver_->member_closed(session, std::move(cause));
+}
+
+SessionId SchedulerLoop::gateway_connected(std::shared_ptr<GatewaySession> session, Hello hello) {
+  const SessionId id = driver_->next_session();
+  driver_->push([id, session = std::move(session), hello = std::move(hello)](Driver& driver) {
+    driver.gateways_.emplace(id, session);
+    driver.feed(GatewayJoined{id, hello});
+  });
+  return id;
+}
+
+void SchedulerLoop::on_gateway_submit(SessionId session, AcceptedRequest request) {
+  // What was accepted before is never shed, here as little as in the core.
+  const bool counted = driver_->take_submission_place();
+  if (!counted && !request.resubmitted) {
+    driver_->push([session, id = request.id](Driver& driver) {
+      const auto it = driver.gateways_.find(session);
+      if (it != driver.gateways_.end()) it->second->reply(id, driver.inbox_full());
+    });
+    return;
+  }
+  driver_->push([session, counted, request = std::move(request)](Driver& driver) mutable {
+    if (counted) driver.leave_submission_place();
+    if (driver.gateways_.contains(session)) driver.feed(Submit{session, std::move(request)});
+  });
+}
+
+void SchedulerLoop::on_gateway_cancel(SessionId session, RequestId request) {
+  driver_->push([session, request](Driver& driver) {
+    if (driver.gateways_.contains(session)) driver.feed(Cancel{session, request});
+  });
+}
+
+void SchedulerLoop::gateway_closed(SessionId session, Status cause) {
+  driver_->push([session, cause = std::move(cause)](Driver& driver) {
+    if (driver.gateways_.erase(session) > 0) driver.feed(GatewayLost{session, cause});
+  });
+}
+
+void SchedulerLoop::submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) {
+  CONCLAVE_CHECK(observer != nullptr);
+  const bool counted = driver_->take_submission_place();
+  if (!counted && !request.resubmitted) {
+    driver_->push(
+        [observer = std::move(observer)](Driver& driver) { observer->on_refused(driver.inbox_full()); });
+    return;
+  }
+  driver_->push(
+      [counted, request = std::move(request), observer = std::move(observer)](Driver& driver) mutable {
+        if (counted) driver.leave_submission_place();
+        driver.submit_local(std::move(request), std::move(observer));
+      });
+}
+
+void SchedulerLoop::cancel(RequestId id) {
+  driver_->push([id](Driver& driver) { driver.feed(Cancel{driver.local_gateway_, id}); });
+}
+
+FleetInfo SchedulerLoop::fleet() const { return driver_->fleet(); }
+
+std::unique_ptr<MemberLink> SchedulerLoop::attach_member(MemberHandler& handler, Executor& member_executor) {
+  const std::weak_ptr<Driver> weak = driver_;
+  InProcessLink::Scheduler scheduler;
+  scheduler.connected = [weak](std::shared_ptr<MemberSession> session) {
+    const auto driver = weak.lock();
+    return driver ? driver->member_connected(std::move(session)) : SessionId();
+  };
+  scheduler.message = [weak](SessionId session, FromMember message) {
+    if (const auto driver = weak.lock()) driver->on_member_message(session, std::move(message));
+  };
+  scheduler.closed = [weak](SessionId session, const Status& cause) {
+    if (const auto driver = weak.lock()) driver->member_closed(session, cause);
+  };
+  return std::make_unique<InProcessLink>(handler, member_executor, std::move(scheduler));
+}
+
+void SchedulerLoop::status(std::function<void(const StatusSnapshot&)> done) {
+  driver_->push([done = std::move(done)](Driver& driver) { done(driver.core_.status()); });
+}
+
+SchedulerMetrics SchedulerLoop::metrics() const { return driver_->metrics(); }
+
+}  // namespace conclave::scheduler

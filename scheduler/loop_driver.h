@@ -1,0 +1,89 @@
+// The part of SchedulerLoop that lives on the executor. Private to scheduler/loop.cc.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "scheduler/loop.h"
+
+namespace conclave::scheduler {
+
+class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
+ public:
+  using Work = std::function<void(Driver&)>;
+
+  Driver(SchedulerOptions options, Executor& executor);
+  void start();
+  void shut_down();
+
+  // --- any thread
+  // One drain is posted for any number of pieces of work, so the executor's queue holds at most one of ours.
+  // Members bound what they send by the plans they hold, gateways' submissions by take_submission_place.
+  void push(Work work);
+  SessionId next_session();
+  bool take_submission_place();
+  void leave_submission_place() { inbox_submissions_.fetch_sub(1); }
+  Status inbox_full() const {
+    return resource_exhausted("the scheduler is behind: " + std::to_string(max_inbox_submissions_) +
+                              " submissions are unread (max_inbox_submissions); try again later");
+  }
+  SessionId member_connected(std::shared_ptr<MemberSession> session);
+  void on_member_message(SessionId session, FromMember message);
+  void member_closed(SessionId session, Status cause);
+  FleetInfo fleet() const {
+    std::lock_guard lock(mutex_);
+    return fleet_;
+  }
+  SchedulerMetrics metrics() const {
+    std::lock_guard lock(mutex_);
+    return metrics_;
+  }
+
+ private:
+  friend class SchedulerLoop;
+
+  // --- on the executor
+  void drain();
+  void finish_round();
+  void on_timer();
+  TimePoint now();
+  void feed(Event event);
+  void apply(Actions actions);
+  void submit_local(AcceptedRequest request, std::shared_ptr<RequestObserver> observer);
+  void perform(SendMember& action);
+  void perform(CloseMember& action);
+  void perform(SendWelcome& action);
+  void perform(CloseGateway& action);
+  void perform(ReplySubmit& action);
+  void perform(SendTokens& action);
+  void perform(SendFleet& action);
+
+  const uint32_t max_inbox_submissions_;
+  Executor& executor_;
+  std::atomic<uint64_t> next_session_{1};
+  std::atomic<uint32_t> inbox_submissions_{0};
+  SessionId local_gateway_;  // set before anything is posted
+
+  mutable std::mutex mutex_;
+  std::deque<Work> inbox_;  // guarded by mutex_
+  bool drain_posted_ = false;
+  FleetInfo fleet_;
+  SchedulerMetrics metrics_;
+
+  // The executor only, from here on.
+  SchedulerCore core_;
+  TimePoint last_now_ = 0;
+  TimerId timer_;
+  TimePoint timer_at_ = kNever;
+  std::unordered_map<SessionId, std::shared_ptr<MemberSession>> members_;
+  std::unordered_map<SessionId, std::shared_ptr<GatewaySession>> gateways_;
+  std::unordered_map<RequestId, std::shared_ptr<RequestObserver>> observers_;
+  std::shared_ptr<RequestObserver> submitting_;
+};
+
+}  // namespace conclave::scheduler

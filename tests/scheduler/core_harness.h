@@ -1,0 +1,185 @@
+// Drives a SchedulerCore by hand: sessions by number, everything it says kept per session.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler/core/core.h"
+#include "tests/scheduler/model_worker.h"
+
+namespace conclave::scheduler {
+
+struct Harness {
+  explicit Harness(SchedulerOptions o = {}, PlantedFaults faults = {}) : options(o), core(o, faults) {}
+
+  struct WorkerSide {
+    ModelWorker model{1};
+    std::deque<BatchPlan> plans;
+    PlacementTable placement;
+  };
+  struct GatewaySide {
+    std::map<RequestId, Status> replies;
+    std::map<RequestId, std::vector<TokenId>> tokens;  // as reassembled by index
+    std::map<RequestId, TokenEvent> last;              // with its finish
+    std::vector<TokenEvent> events;
+    FleetInfo fleet;
+    bool welcomed = false;
+    Status closed;
+  };
+
+  static Hello member_hello(Role role, uint64_t incarnation, uint32_t kv_blocks = 64) {
+    Hello hello;
+    hello.role = role;
+    hello.name = (role == Role::kAttention ? "attention-" : "expert-") + std::to_string(incarnation);
+    hello.incarnation = Incarnation(incarnation);
+    hello.numerics_id = "k1-cpu";
+    hello.model_fingerprint = "abc";
+    hello.num_layers = 2;
+    hello.num_experts = 8;
+    hello.max_positions = 4096;
+    hello.vocab_size = kOracleVocab;
+    if (role == Role::kAttention) hello.kv_blocks = kv_blocks;
+    hello.transport_address = "address-" + std::to_string(incarnation);
+    return hello;
+  }
+
+  void event(Event e, bool plan = true) {
+    take(core.on_event(std::move(e), now));
+    if (plan) take(core.plan(now));
+  }
+  void advance(Nanos by) {
+    const TimePoint end = now + by;
+    while (core.next_timer() <= end) {
+      now = std::max(now, core.next_timer());
+      event(Tick{});
+    }
+    now = end;
+  }
+
+  SessionId join(const Hello& hello) {
+    const SessionId session(next_session++);
+    sessions[hello.incarnation] = session;
+    if (hello.role == Role::kAttention) workers[session].model = ModelWorker(hello.kv_blocks);
+    event(MemberMessage{session, hello});
+    return session;
+  }
+  SessionId join_worker(uint64_t incarnation, uint32_t kv_blocks = 64) {
+    return join(member_hello(Role::kAttention, incarnation, kv_blocks));
+  }
+  // With everybody's lease kept, a shard and its placement at once.
+  SessionId join_shard(uint64_t incarnation) {
+    const SessionId session = join(member_hello(Role::kExpert, incarnation));
+    advance(options.placement_settle_ms * kMillisecond);
+    ready_all();
+    return session;
+  }
+  void ready_all() {
+    for (const auto& [session, table] : std::exchange(to_prepare, {})) {
+      if (!closed.contains(session)) event(MemberMessage{session, PlacementReady{table.epoch()}});
+    }
+  }
+  SessionId join_gateway(uint64_t incarnation = 900) {
+    const SessionId session(next_session++);
+    gateways[session];
+    Hello hello;
+    hello.incarnation = Incarnation(incarnation);
+    hello.name = "router";
+    event(GatewayJoined{session, hello});
+    return session;
+  }
+  // A worker (64 pages), a shard and a gateway, ready.
+  void make_ready() {
+    worker = join_worker(101);
+    join_shard(201);
+    gateway = join_gateway();
+  }
+
+  static AcceptedRequest request(uint64_t id, uint32_t prompt, uint32_t max_tokens, uint64_t seed = 7) {
+    AcceptedRequest r;
+    r.id = RequestId{1, id};
+    for (uint32_t i = 0; i < prompt; ++i)
+      r.prompt.push_back(static_cast<TokenId>((id * 31 + i) % kOracleVocab));
+    r.sampling.max_tokens = max_tokens;
+    r.sampling.seed = seed;
+    return r;
+  }
+  void submit(AcceptedRequest r) { event(Submit{gateway, std::move(r)}); }
+  Status reply(uint64_t id) { return gateways[gateway].replies.at(RequestId{1, id}); }
+  const std::vector<TokenId>& tokens(uint64_t id) { return gateways[gateway].tokens[RequestId{1, id}]; }
+  FinishReason finish(uint64_t id) {
+    const auto& last = gateways[gateway].last;
+    const auto it = last.find(RequestId{1, id});
+    return it == last.end() ? FinishReason::kNone : it->second.finish;
+  }
+  // Runs the oldest plan of a worker; false when it has none.
+  bool step(SessionId session) {
+    WorkerSide& side = workers.at(session);
+    if (side.plans.empty()) return false;
+    const BatchPlan plan = std::move(side.plans.front());
+    side.plans.pop_front();
+    event(MemberMessage{session, side.model.run(plan)});
+    return true;
+  }
+  void run_all() {
+    for (bool busy = true; busy;) {
+      busy = false;
+      for (auto& [session, side] : workers) {
+        if (!closed.contains(session)) busy = step(session) || busy;
+      }
+    }
+  }
+  void heartbeat_all() {
+    for (const auto& [incarnation, session] : sessions) {
+      if (!closed.contains(session)) event(MemberMessage{session, Heartbeat{}});
+    }
+  }
+
+  void take(Actions actions) {
+    for (Action& action : actions) std::visit([this](auto& a) { on(a); }, action);
+  }
+  void on(SendMember& a) {
+    if (auto* plan = std::get_if<BatchPlan>(&a.message))
+      workers.at(a.session).plans.push_back(std::move(*plan));
+    if (auto* update = std::get_if<PlacementUpdate>(&a.message)) {
+      if (workers.contains(a.session)) {
+        workers.at(a.session).placement = update->table;
+      } else {
+        to_prepare[a.session] = update->table;
+      }
+    }
+    if (std::holds_alternative<Welcome>(a.message)) ++welcomes[a.session];
+    if (const auto* refusal = std::get_if<Refusal>(&a.message)) refusals[a.session] = refusal->reason;
+  }
+  void on(CloseMember& a) { closed[a.session] = a.cause; }
+  void on(SendWelcome& a) { gateways[a.gateway].welcomed = true; }
+  void on(CloseGateway& a) { gateways[a.gateway].closed = a.cause; }
+  void on(ReplySubmit& a) { gateways[a.gateway].replies[a.request] = a.status; }
+  void on(SendTokens& a) {
+    GatewaySide& side = gateways[a.gateway];
+    std::vector<TokenId>& have = side.tokens[a.event.request];
+    have.resize(std::min<size_t>(have.size(), a.event.index));
+    have.insert(have.end(), a.event.tokens.begin(), a.event.tokens.end());
+    side.events.push_back(a.event);
+    if (a.event.finish != FinishReason::kNone) side.last[a.event.request] = a.event;
+  }
+  void on(SendFleet& a) { gateways[a.gateway].fleet = a.fleet; }
+
+  SchedulerOptions options;
+  SchedulerCore core;
+  TimePoint now = 1 * kSecond;
+  uint64_t next_session = 1;
+  SessionId worker;
+  SessionId gateway;
+  std::map<Incarnation, SessionId> sessions;
+  std::map<SessionId, WorkerSide> workers;
+  std::map<SessionId, GatewaySide> gateways;
+  std::map<SessionId, PlacementTable> to_prepare;
+  std::map<SessionId, int> welcomes;
+  std::map<SessionId, std::string> refusals;
+  std::map<SessionId, Status> closed;
+};
+
+}  // namespace conclave::scheduler

@@ -1,0 +1,147 @@
+// A worker without a model: it obeys plans exactly, holds them to their contract (order, positions, who owns
+// which page) and samples from an oracle, so every token is known beforehand.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "libs/base/random.h"
+#include "libs/model/plan.h"
+
+namespace conclave::scheduler {
+
+inline constexpr uint32_t kOracleVocab = 1000;
+
+// The next token is a function of the seed and everything before it, as a real model's is.
+inline TokenId oracle_token(uint64_t seed, const std::vector<TokenId>& history) {
+  uint64_t h = seed ^ 0x6a09e667f3bcc909ull;
+  for (const TokenId token : history) h = internal::mix64(h ^ (token + 0x9e3779b97f4a7c15ull));
+  return static_cast<TokenId>(h % kOracleVocab);
+}
+
+inline FinishReason oracle_finish(const SamplingParams& sampling, TokenId token, size_t generated) {
+  const auto& stops = sampling.stop_token_ids;
+  if (!sampling.ignore_eos && generated > sampling.min_tokens &&
+      std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    return FinishReason::kStop;
+  }
+  return generated >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
+}
+
+// Everything a request generates when nobody stops it.
+inline std::vector<TokenId> oracle_answer(const std::vector<TokenId>& prompt,
+                                          const SamplingParams& sampling) {
+  std::vector<TokenId> history = prompt;
+  std::vector<TokenId> answer;
+  for (;;) {
+    const TokenId token = oracle_token(sampling.seed, history);
+    history.push_back(token);
+    answer.push_back(token);
+    if (oracle_finish(sampling, token, answer.size()) != FinishReason::kNone) return answer;
+  }
+}
+
+class ModelWorker {
+ public:
+  explicit ModelWorker(uint32_t kv_blocks) : owner_(kv_blocks) {}
+
+  // Executes the plan. The first breach of the plan contract is kept in breach().
+  StepResult run(const BatchPlan& plan) {
+    StepResult result;
+    result.step = plan.step;
+    result.compute_ns = 1000;
+    if (plan.step.value != ++last_step_)
+      breach("step " + std::to_string(plan.step.value) + " is out of order");
+    std::vector<SeqId> forgotten;
+    for (const SeqId id : plan.ends) {
+      const auto it = sequences_.find(id);
+      if (it == sequences_.end()) {
+        breach("ends an unknown sequence");
+        continue;
+      }
+      forgotten.push_back(id);
+    }
+    for (const SequenceStart& start : plan.starts) {
+      Sequence seq;
+      seq.history = start.tokens;
+      seq.prompt_tokens = start.prompt_tokens;
+      seq.sampling = start.sampling;
+      if (start.tokens.empty() || start.prompt_tokens > start.tokens.size()) breach("a start without tokens");
+      if (!sequences_.emplace(start.seq, std::move(seq)).second) breach("a sequence starts twice");
+    }
+    for (const PlanSlice& slice : plan.slices) run_slice(slice, result, forgotten);
+    for (const SeqId id : forgotten) {
+      for (const BlockId block : sequences_.at(id).blocks) owner_[block] = SeqId();
+      sequences_.erase(id);
+    }
+    return result;
+  }
+
+  const std::string& breach() const { return breach_; }
+  size_t sequences() const { return sequences_.size(); }
+  uint32_t owned_blocks() const {
+    return static_cast<uint32_t>(
+        std::count_if(owner_.begin(), owner_.end(), [](SeqId s) { return bool(s); }));
+  }
+
+ private:
+  struct Sequence {
+    std::vector<TokenId> history;
+    uint32_t prompt_tokens = 0;
+    uint32_t computed = 0;
+    bool finished = false;
+    SamplingParams sampling;
+    std::vector<BlockId> blocks;
+  };
+
+  void breach(const std::string& what) {
+    if (breach_.empty()) breach_ = "step " + std::to_string(last_step_) + ": " + what;
+  }
+
+  void run_slice(const PlanSlice& slice, StepResult& result, const std::vector<SeqId>& forgotten) {
+    const auto it = sequences_.find(slice.seq);
+    if (it == sequences_.end()) return breach("a slice of an unknown sequence");
+    if (std::find(forgotten.begin(), forgotten.end(), slice.seq) != forgotten.end()) {
+      return breach("a slice of a sequence that ends in the same plan");
+    }
+    Sequence& seq = it->second;
+    for (const BlockId block : slice.new_blocks) {
+      if (block >= owner_.size()) return breach("block " + std::to_string(block) + " does not exist");
+      if (owner_[block]) {
+        return breach("block " + std::to_string(block) + " of sequence " +
+                      std::to_string(owner_[block].value) + " is given to " +
+                      std::to_string(slice.seq.value));
+      }
+      owner_[block] = slice.seq;
+      seq.blocks.push_back(block);
+    }
+    if (seq.finished) return;  // planned before the end was known
+    const uint32_t end = slice.start + slice.count;
+    if (slice.count == 0 || slice.start != seq.computed)
+      return breach("a slice does not continue its sequence");
+    if (end > seq.history.size()) return breach("a slice passes the known tokens");
+    if (seq.blocks.size() != (end + kBlockTokens - 1) / kBlockTokens)
+      return breach("a slice has the wrong blocks");
+    if (slice.sample != (end == seq.history.size())) return breach("a slice samples at the wrong place");
+    seq.computed = end;
+    if (!slice.sample) return;
+    SampledToken sampled;
+    sampled.seq = slice.seq;
+    sampled.position = end;
+    sampled.token = oracle_token(seq.sampling.seed, seq.history);
+    sampled.logprob = -static_cast<float>(sampled.token);
+    seq.history.push_back(sampled.token);
+    sampled.finish = oracle_finish(seq.sampling, sampled.token, seq.history.size() - seq.prompt_tokens);
+    seq.finished = sampled.finish != FinishReason::kNone;
+    result.sampled.push_back(std::move(sampled));
+  }
+
+  std::map<SeqId, Sequence> sequences_;
+  std::vector<SeqId> owner_;
+  uint64_t last_step_ = 0;
+  std::string breach_;
+};
+
+}  // namespace conclave::scheduler
