@@ -10,6 +10,7 @@
 
 #include "libs/ports/executor.h"
 #include "libs/ports/expert_transport.h"
+#include "libs/ports/member_link.h"
 
 namespace conclave::testing {
 
