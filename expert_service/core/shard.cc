@@ -226,12 +226,17 @@ void Shard::drop_expired_replies() {
   const TimePoint now = executor_.now();
   metrics_.dropped_replies +=
       std::erase_if(waiting_replies_, [&](const WaitingReply& r) { return r.expires <= now; });
-  if (waiting_replies_.empty() || reply_timer_) return;
   TimePoint first = kNever;
   for (const WaitingReply& r : waiting_replies_) first = std::min(first, r.expires);
+  if (first == reply_timer_due_) return;
+  if (reply_timer_) executor_.cancel(reply_timer_);
+  reply_timer_ = TimerId();
+  reply_timer_due_ = first;
+  if (first == kNever) return;
   reply_timer_ = executor_.post_at(first, [this, alive = std::weak_ptr<bool>(alive_)] {
     if (alive.expired()) return;
     reply_timer_ = TimerId();
+    reply_timer_due_ = kNever;
     drop_expired_replies();
   });
 }

@@ -91,6 +91,7 @@ class Shard final : public MemberHandler {
   bool welcomed_ = false;
   Epoch preparing_;  // newest epoch received, answered with PlacementReady once warm; 0: none
   TimerId reply_timer_;
+  TimePoint reply_timer_due_ = kNever;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<uint32_t> queue_depth_{0};
   std::atomic<bool> ready_{false};
