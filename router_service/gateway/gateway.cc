@@ -12,7 +12,7 @@
 namespace conclave::gateway {
 namespace {
 
-constexpr char kCodePayload[] = "conclave/code";
+constexpr char kCodePayload[] = "conclave.code";
 
 Status check_range(std::optional<double> value, double low, double high, bool low_open,
                    std::string_view field, std::string_view rule) {
