@@ -173,7 +173,9 @@ void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Gene
   if (generation->ended()) return;
   auto accepted = accept(request, generation->id());
   if (!accepted.ok()) return generation->refuse(accepted.status());
-  generation->submit(std::move(accepted).value(), codec_.decoder(), request.stop);
+  auto stops = text::StopStringMatcher::create(request.stop);
+  if (!stops.ok()) return generation->refuse(with_field(stops.status(), "stop"));
+  generation->submit(std::move(accepted).value(), codec_.decoder(), std::move(stops).value());
 }
 
 StatusOr<AcceptedRequest> Gateway::accept(const GenerateRequest& request, RequestId id) const {
