@@ -89,6 +89,10 @@ class ExchangeImpl : public Exchange {
       c->pull(s);
     });
   }
+  void post(std::function<void()> task) override {
+    if (connection_->state_->stopped.load()) return;
+    asio::post(connection_->socket_.get_executor(), std::move(task));
+  }
   void on_client_gone(std::function<void()> gone) override {
     if (connection_->state_->stopped.load()) return;
     asio::dispatch(

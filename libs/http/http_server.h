@@ -65,6 +65,8 @@ class Exchange {
   virtual void stream(Response head, std::shared_ptr<StreamSource> source) = 0;
   // The source has more. Cheap; may be called from threads that must not block.
   virtual void wake() = 0;
+  // Runs `task` on the connection, after what it does now; dropped when the server has stopped.
+  virtual void post(std::function<void()> task) = 0;
   // Called once on the connection if the client goes away (or is cut off for reading too slowly) before its
   // response is complete; at once when that already happened. Dropped afterwards.
   virtual void on_client_gone(std::function<void()> gone) = 0;

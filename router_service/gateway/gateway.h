@@ -1,0 +1,91 @@
+// The protocol-neutral front: validates a request, tokenizes it off the I/O threads, submits it, and follows
+// it until it ends. HTTP and gRPC are thin adapters over this.
+//
+// Bounds: open requests and requests waiting for the text threads (beyond: RESOURCE_EXHAUSTED, before any
+// work), the prompt's length, stop strings, and the tokens waiting for a slow client (Generation::Limits).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "libs/base/clock.h"
+#include "libs/base/status.h"
+#include "libs/model/model_spec.h"
+#include "libs/ports/scheduler_port.h"
+#include "router_service/gateway/generation.h"
+#include "router_service/gateway/request.h"
+#include "router_service/gateway/text_codec.h"
+#include "router_service/gateway/work_pool.h"
+
+namespace conclave::gateway {
+
+struct GatewayOptions {
+  uint32_t max_requests = 1024;      // open at once
+  uint32_t max_waiting_texts = 256;  // requests waiting for a text thread
+  unsigned text_threads = 2;         // tokenizing and templates
+  uint32_t max_stop_strings = 16;
+  uint32_t max_stop_string_bytes = 1024;
+  uint32_t max_stop_token_ids = 256;
+  Nanos default_deadline = 600 * kSecond;
+  Generation::Limits stream;
+};
+
+struct GatewayCounts {
+  uint64_t open = 0;
+  uint64_t waiting_texts = 0;
+};
+
+class Gateway {
+ public:
+  // `scheduler` and `codec` outlive the gateway. `on_end` is told about every request that got past the first
+  // checks.
+  Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& scheduler, const TextCodec& codec,
+          std::function<void(const Summary&)> on_end = nullptr);
+  // Ends what is open (UNAVAILABLE) and waits for the text threads.
+  ~Gateway();
+
+  // Any thread, never blocks. An error here was found before any work; later ones come through the
+  // generation.
+  StatusOr<std::shared_ptr<Generation>> generate(GenerateRequest request, std::function<void()> on_update);
+
+  // Why no request would be taken now; OK when one would be.
+  Status ready() const;
+  const ModelSpec& model() const { return model_; }
+  // The longest prompt plus answer, in tokens.
+  uint32_t context_length() const;
+  GatewayCounts counts() const;
+
+  // No new requests (UNAVAILABLE). Any thread.
+  void begin_drain();
+  // True when nothing is open any more; false after `wait`.
+  bool wait_idle(Nanos wait);
+  // Ends everything that is open with this cause.
+  void abort_all(const Status& cause);
+
+ private:
+  Status check(const GenerateRequest& request) const;
+  StatusOr<AcceptedRequest> accept(const GenerateRequest& request, RequestId id) const;
+  Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;
+  void prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
+  void ended(const Summary& summary);
+
+  const GatewayOptions options_;
+  const ModelSpec model_;
+  SchedulerPort& scheduler_;
+  const TextCodec& codec_;
+  const std::function<void(const Summary&)> on_end_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  bool draining_ = false;
+  std::unordered_map<RequestId, std::shared_ptr<Generation>> open_;
+  WorkPool pool_;  // last: its threads use the rest
+};
+
+}  // namespace conclave::gateway

@@ -1,0 +1,116 @@
+// One accepted (or refused) request between the scheduler and its client: the bounded token stream. The
+// scheduler's port pushes tokens in; they become text at once, so that a stop string ends the sequence at its
+// token even while the client does not read; the protocol adapter takes text out whenever it can write.
+//
+// A generation ends exactly once: finished, refused, failed, cancelled, or past its deadline.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/ports/scheduler_port.h"
+#include "router_service/gateway/request.h"
+#include "router_service/gateway/stop_strings.h"
+#include "router_service/gateway/text_codec.h"
+
+namespace conclave::gateway {
+
+// Everything since the last take().
+struct Update {
+  bool accepted = false;  // the scheduler has it: a streamed answer may begin
+  std::string text;
+  std::vector<TokenId> tokens;
+  bool ended = false;
+  // When ended: OK and kStop or kLength; else the cause and kNone.
+  FinishReason finish = FinishReason::kNone;
+  Status error;
+  Usage usage;
+};
+
+// How a request went, for metrics and the log; never its text.
+struct Summary {
+  RequestId id;
+  StatusCode code = StatusCode::kOk;
+  FinishReason finish = FinishReason::kNone;
+  bool accepted = false;
+  Usage usage;
+  Nanos to_first_token = -1;  // from arrival; negative: there was none
+  Nanos total = 0;
+};
+
+class Generation : public RequestObserver, public std::enable_shared_from_this<Generation> {
+ public:
+  struct Limits {
+    uint32_t max_pending_tokens = 4096;  // not yet taken by the client; beyond, the request is cancelled
+  };
+
+  // `on_update` is called, from any thread, when take() has something new, and not again until take() was
+  // called; it must not block. `on_end` is called once, at the end, before the last on_update.
+  Generation(RequestId id, SchedulerPort& scheduler, Limits limits, std::function<void()> on_update,
+             std::function<void(const Summary&)> on_end);
+
+  RequestId id() const { return id_; }
+  // Any thread, one at a time.
+  Update take();
+  // The client is gone: nothing more is reported, and the scheduler forgets the sequence. Any thread;
+  // idempotent.
+  void cancel(const Status& cause = cancelled("the client went away"));
+  // As the client's own limit: ends it with this cause. Used at shutdown too.
+  void abort(const Status& cause);
+  bool ended() const;
+  // The prompt's tokens, once submitted (empty before).
+  std::vector<TokenId> prompt() const;
+
+  // --- from the gateway ---
+  // Ends it before it was submitted.
+  void refuse(const Status& cause) { abort(cause); }
+  // Hands it to the scheduler unless it has ended meanwhile.
+  void submit(AcceptedRequest request, std::unique_ptr<TokenText> decoder, std::vector<std::string> stops);
+
+  // --- RequestObserver ---
+  void on_accepted() override;
+  void on_refused(const Status& cause) override;
+  void on_tokens(const TokenEvent& event) override;
+
+ private:
+  enum class State { kPreparing, kSubmitting, kSubmitted, kEnded };
+
+  // The rest expect the lock; `after` collects what to call once it is released.
+  struct After {
+    bool cancel = false;
+    std::optional<Summary> summary;
+    std::shared_ptr<const std::function<void()>> update;
+  };
+  void take_token(TokenId token, bool stop_token, After& after);
+  void finish_text();
+  void end(FinishReason finish, const Status& error, After& after);
+  void note_update(After& after);
+  void run(After after);
+
+  const RequestId id_;
+  SchedulerPort& scheduler_;
+  const Limits limits_;
+  const TimePoint arrived_;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<const std::function<void()>> on_update_;  // null once nothing is reported any more
+  std::function<void(const Summary&)> on_end_;
+  State state_ = State::kPreparing;
+  bool cancel_wanted_ = false;  // ended while the submission was on its way
+  bool signalled_ = false;
+  Update pending_;
+  SamplingParams sampling_;
+  std::vector<TokenId> prompt_;
+  std::unique_ptr<TokenText> decoder_;
+  std::optional<StopStrings> stops_;
+  uint32_t received_ = 0;  // tokens, the last one included that counts
+  bool accepted_ = false;
+  Nanos to_first_token_ = -1;
+};
+
+}  // namespace conclave::gateway

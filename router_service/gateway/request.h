@@ -1,0 +1,57 @@
+// A request as a protocol adapter hands it to the gateway: typed, not yet validated. Signed and wide types
+// where a client could write nonsense, so that the refusal can name the field.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/base/status.h"
+#include "router_service/gateway/text_codec.h"
+
+namespace conclave::gateway {
+
+struct TextPrompt {
+  std::string text;
+};
+struct TokenPrompt {
+  std::vector<int64_t> ids;
+};
+
+struct GenerateRequest {
+  std::string model;  // empty: the served one
+  std::variant<TextPrompt, TokenPrompt, ChatPrompt> prompt;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<int64_t> top_k;  // 0 and -1: all
+  std::optional<double> min_p;
+  std::optional<uint64_t> seed;
+  std::optional<int64_t> max_tokens;
+  std::optional<int64_t> min_tokens;
+  std::optional<bool> ignore_eos;
+  std::vector<std::string> stop;
+  std::vector<int64_t> stop_token_ids;
+  std::optional<Nanos> time_left;  // the client's own deadline
+
+  // max_tokens where the client gave none; 0: all that is left of the context.
+  uint32_t default_max_tokens = 0;
+  // What the protocol calls these fields, for refusals.
+  std::string prompt_field = "prompt";
+  std::string max_tokens_field = "max_tokens";
+};
+
+struct Usage {
+  uint32_t prompt_tokens = 0;
+  uint32_t completion_tokens = 0;
+};
+
+// A stable word for programs beside a refusal's message ("context_length_exceeded", "model_not_found"); empty
+// when there is none.
+Status with_code(Status status, std::string_view code);
+std::string code_of(const Status& status);
+
+}  // namespace conclave::gateway
