@@ -9,6 +9,8 @@
 #include "libs/base/status.h"
 #include "libs/model/numerics.h"
 #include "libs/ports/expert_transport.h"
+#include "libs/rpc/client_options.h"
+#include "scheduler/core/options.h"
 
 namespace conclave {
 
@@ -22,6 +24,7 @@ struct SchedulerConfig {
   std::string listen = "127.0.0.1:7070";
   std::string address;  // where members and routers find it; empty: `listen`
   std::string ops_listen = "127.0.0.1:7071";
+  scheduler::SchedulerOptions options;
   uint32_t session_queue_messages = 65536;
   uint64_t session_queue_bytes = 64ull << 20;
   Nanos drain_time = 10 * kSecond;
@@ -81,17 +84,6 @@ struct TransportConfig {
   std::string secret_file;  // empty: no secret
 };
 
-// The members' and routers' side of the control plane.
-struct ControlConfig {
-  Nanos reconnect_min = 50 * kMillisecond;
-  Nanos reconnect_max = 2 * kSecond;
-  Nanos connect_deadline = 5 * kSecond;
-  Nanos submit_wait = 5 * kSecond;
-  uint32_t max_open_requests = 4096;
-  uint32_t queue_messages = 8192;
-  uint64_t max_message_bytes = 64ull << 20;
-};
-
 struct SupervisorConfig {
   uint32_t attention_workers = 1;
   uint32_t expert_shards = 2;
@@ -113,7 +105,8 @@ struct ClusterConfig {
   AttentionConfig attention;
   ExpertsConfig experts;
   TransportConfig transport;
-  ControlConfig control;
+  rpc::ClientOptions
+      control;  // `target` is not of the file: scheduler.connect_address(), unless a flag says otherwise
   SupervisorConfig supervisor;
   LoggingConfig logging;
 };

@@ -21,6 +21,48 @@ void model_fields(FieldList& f, ModelConfig& c) {
       "the whole fleet must agree.");
 }
 
+void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
+  const auto count = [&f](const char* key, uint32_t& member, uint32_t high, const char* unit,
+                          const char* doc) { f.integer<uint32_t>(key, member, 1, high, unit, doc); };
+  count("max_waiting_requests", o.max_waiting_requests, 10'000'000, "requests",
+        "Requests accepted and not yet started; past it submissions get RESOURCE_EXHAUSTED.");
+  f.integer<uint64_t>("max_waiting_tokens", o.max_waiting_tokens, 1, 1ull << 40, "tokens",
+                      "Prompt tokens of all waiting requests; past it submissions get RESOURCE_EXHAUSTED.");
+  count("max_inbox_submissions", o.max_inbox_submissions, 10'000'000, "requests",
+        "Submissions received and not yet looked at; past it they get RESOURCE_EXHAUSTED.");
+  count("max_running_requests", o.max_running_requests, 1'000'000, "requests",
+        "Requests running on all workers together; further ones wait.");
+  count("step_token_budget", o.step_token_budget, 65536, "tokens",
+        "Rows of one plan; a worker with a lower max_batch_tokens gets fewer.");
+  count("prefill_chunk_tokens", o.prefill_chunk_tokens, 65536, "tokens", "Rows of one prompt in one plan.");
+  count("max_batch_sequences", o.max_batch_sequences, 65536, "sequences",
+        "Sequences on one worker at a time.");
+  count("steps_in_flight", o.steps_in_flight, 16, "plans",
+        "Plans a worker holds: the next is planned while one runs.");
+  f.integer<uint32_t>(
+      "lease_ms", o.lease_ms, 20, 600'000, "ms",
+      "A member that is silent for so long is suspected and gets no new work; members renew five times "
+      "as often.");
+  f.integer<uint32_t>("dead_after_ms", o.dead_after_ms, 20, 3'600'000, "ms",
+                      "A member that is silent for so long is dead and replaced.");
+  f.integer<uint32_t>("dead_after_trouble_ms", o.dead_after_trouble_ms, 20, 3'600'000, "ms",
+                      "The same for a shard that workers complain about.");
+  count("max_peer_troubles", o.max_peer_troubles, 1'000'000, "complaints",
+        "Complaints of workers within peer_trouble_window_ms after which a shard is dead, lease or not.");
+  f.integer<uint32_t>("peer_trouble_window_ms", o.peer_trouble_window_ms, 1, 3'600'000, "ms",
+                      "See max_peer_troubles.");
+  count("max_members", o.max_members, 65536, "members", "Workers and shards; more are refused.");
+  count("max_gateways", o.max_gateways, 65536, "routers", "Routers; more are refused.");
+  count("max_fenced_incarnations", o.max_fenced_incarnations, 10'000'000, "incarnations",
+        "Dead memberships remembered one by one; older ones are refused by their start time.");
+  f.integer<uint32_t>("placement_settle_ms", o.placement_settle_ms, 0, 600'000, "ms",
+                      "Shards that join within this time are placed together.");
+  f.integer<uint32_t>("placement_ready_timeout_ms", o.placement_ready_timeout_ms, 1, 86'400'000, "ms",
+                      "Time a shard has to load what a placement gives it.");
+  f.integer<uint32_t>("gateway_grace_ms", o.gateway_grace_ms, 0, 86'400'000, "ms",
+                      "Requests of a router whose connection was lost wait this long for it to come back.");
+}
+
 void scheduler_fields(FieldList& f, SchedulerConfig& c) {
   f.section("scheduler");
   f.address("listen", c.listen, false,
@@ -28,6 +70,7 @@ void scheduler_fields(FieldList& f, SchedulerConfig& c) {
   f.address("address", c.address, true,
             "Where workers, shards and routers find the scheduler; empty: `listen`.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
+  scheduler_option_fields(f, c.options);
   f.integer<uint32_t>("session_queue_messages", c.session_queue_messages, 16, 1000000, "messages",
                       "Messages waiting for one slow worker, shard or router before it is cut off.");
   f.bytes("session_queue_bytes", c.session_queue_bytes, 1 << 20, kMaxBytes,
@@ -124,7 +167,7 @@ void transport_fields(FieldList& f, TransportConfig& c) {
          "not encrypted.");
 }
 
-void control_fields(FieldList& f, ControlConfig& c) {
+void control_fields(FieldList& f, rpc::ClientOptions& c) {
   f.section("control");
   f.duration("reconnect_min_ms", c.reconnect_min, kMillisecond, "ms", 1, 60000,
              "First pause before connecting to the scheduler again; doubles, with jitter.");

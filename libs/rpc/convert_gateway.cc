@@ -1,0 +1,134 @@
+// The gateway's session: submissions, acknowledgements, tokens, the fleet.
+#include "libs/rpc/convert.h"
+#include "libs/rpc/convert_checks.h"
+
+namespace conclave::rpc {
+
+void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to) {
+  to_proto(from.id, to->mutable_id());
+  to->mutable_prompt()->Assign(from.prompt.begin(), from.prompt.end());
+  to_proto(from.sampling, to->mutable_sampling());
+  to->set_choices(from.choices);
+  to->set_time_left_ns(from.time_left);
+  to->set_tenant(wire_text(from.tenant, kMaxNameBytes));
+  to->mutable_delivered()->Assign(from.delivered.begin(), from.delivered.end());
+  to->set_resubmitted(from.resubmitted);
+}
+
+StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
+  AcceptedRequest to;
+  ASSIGN_OR_RETURN(to.id, from_proto(from.id()));
+  if (from.prompt_size() == 0) return invalid_field("prompt", "prompt is empty");
+  RETURN_IF_ERROR(check_count("prompt", from.prompt_size(), kMaxPositions));
+  RETURN_IF_ERROR(check_count("delivered", from.delivered_size(), kMaxPositions));
+  for (uint32_t token : from.prompt()) RETURN_IF_ERROR(check_at_most("prompt", token, kMaxVocab));
+  for (uint32_t token : from.delivered()) RETURN_IF_ERROR(check_at_most("delivered", token, kMaxVocab));
+  ASSIGN_OR_RETURN(to.sampling, from_proto(from.sampling()));
+  RETURN_IF_ERROR(check_nonzero("choices", from.choices()));
+  RETURN_IF_ERROR(check_at_most("choices", from.choices(), kMaxChoices));
+  RETURN_IF_ERROR(check_duration("time_left_ns", from.time_left_ns(), kMaxDuration));
+  RETURN_IF_ERROR(check_text("tenant", from.tenant(), kMaxNameBytes));
+  to.prompt.assign(from.prompt().begin(), from.prompt().end());
+  to.choices = from.choices();
+  to.time_left = from.time_left_ns();
+  to.tenant = from.tenant();
+  to.delivered.assign(from.delivered().begin(), from.delivered().end());
+  to.resubmitted = from.resubmitted();
+  return to;
+}
+
+void to_proto(RequestId id, const Status& status, pb::SubmitReply* to) {
+  to_proto(id, to->mutable_id());
+  to->set_code(static_cast<uint32_t>(status.code()));
+  to->set_message(wire_text(message_of(status)));
+  to->set_field(wire_text(field_of(status), kMaxNameBytes));
+}
+
+StatusOr<SubmitAnswer> from_proto(const pb::SubmitReply& from) {
+  SubmitAnswer to;
+  ASSIGN_OR_RETURN(to.id, from_proto(from.id()));
+  RETURN_IF_ERROR(check_enum("submit_reply.code", static_cast<int>(from.code()), 0, 16));
+  RETURN_IF_ERROR(check_text("submit_reply.message", from.message(), kMaxTextBytes));
+  RETURN_IF_ERROR(check_text("submit_reply.field", from.field(), kMaxNameBytes));
+  if (from.code() != 0) {
+    to.status = make_status(static_cast<StatusCode>(from.code()), from.message());
+    if (!from.field().empty()) to.status = with_field(to.status, from.field());
+  }
+  return to;
+}
+
+void to_proto(const TokenEvent& from, pb::TokenEvent* to) {
+  to_proto(from.request, to->mutable_id());
+  to->set_choice(from.choice);
+  to->set_index(from.index);
+  to->mutable_tokens()->Assign(from.tokens.begin(), from.tokens.end());
+  to->mutable_logprobs()->Assign(from.logprobs.begin(), from.logprobs.end());
+  for (const std::vector<TokenLogprob>& list : from.top_logprobs) {
+    pb::TopLogprobs* out = to->add_top_logprobs();
+    for (const TokenLogprob& entry : list) {
+      pb::TokenLogprob* top = out->add_entries();
+      top->set_token(entry.token);
+      top->set_logprob(entry.logprob);
+    }
+  }
+  to->set_finish(static_cast<pb::FinishReason>(from.finish));
+  to->set_error(wire_text(from.error));
+}
+
+StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
+  TokenEvent to;
+  ASSIGN_OR_RETURN(to.request, from_proto(from.id()));
+  RETURN_IF_ERROR(check_at_most("tokens.choice", from.choice(), kMaxChoices - 1));
+  RETURN_IF_ERROR(check_at_most("tokens.index", from.index(), kMaxPositions));
+  RETURN_IF_ERROR(check_count("tokens.tokens", from.tokens_size(), kMaxPositions));
+  if (from.logprobs_size() != 0 && from.logprobs_size() != from.tokens_size()) {
+    return invalid_field("tokens.logprobs", "tokens.logprobs has another length than tokens.tokens");
+  }
+  if (from.top_logprobs_size() != 0 && from.top_logprobs_size() != from.tokens_size()) {
+    return invalid_field("tokens.top_logprobs", "tokens.top_logprobs has another length than tokens.tokens");
+  }
+  RETURN_IF_ERROR(check_enum("tokens.finish", from.finish(), 0, static_cast<int>(FinishReason::kError)));
+  RETURN_IF_ERROR(check_text("tokens.error", from.error(), kMaxTextBytes));
+  for (uint32_t token : from.tokens()) RETURN_IF_ERROR(check_at_most("tokens.tokens", token, kMaxVocab));
+  for (float value : from.logprobs()) RETURN_IF_ERROR(check_logprob("tokens.logprobs", value));
+  to.choice = from.choice();
+  to.index = from.index();
+  to.tokens.assign(from.tokens().begin(), from.tokens().end());
+  to.logprobs.assign(from.logprobs().begin(), from.logprobs().end());
+  for (const pb::TopLogprobs& list : from.top_logprobs()) {
+    RETURN_IF_ERROR(check_count("tokens.top_logprobs", list.entries_size(), kMaxTopLogprobs));
+    std::vector<TokenLogprob>& out = to.top_logprobs.emplace_back();
+    for (const pb::TokenLogprob& entry : list.entries()) {
+      RETURN_IF_ERROR(check_at_most("tokens.top_logprobs.token", entry.token(), kMaxVocab));
+      RETURN_IF_ERROR(check_logprob("tokens.top_logprobs.logprob", entry.logprob()));
+      out.push_back({entry.token(), entry.logprob()});
+    }
+  }
+  to.finish = static_cast<FinishReason>(from.finish());
+  to.error = from.error();
+  return to;
+}
+
+void to_proto(const FleetInfo& from, pb::FleetInfo* to) {
+  to->set_ready(from.ready);
+  to->set_not_ready(wire_text(from.not_ready));
+  to->set_max_positions(from.max_positions);
+  to->set_numerics_id(wire_text(from.numerics_id, kMaxNameBytes));
+  to->set_model_fingerprint(wire_text(from.model_fingerprint, kMaxNameBytes));
+}
+
+StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from) {
+  RETURN_IF_ERROR(check_text("fleet.not_ready", from.not_ready(), kMaxTextBytes));
+  RETURN_IF_ERROR(check_at_most("fleet.max_positions", from.max_positions(), kMaxPositions));
+  RETURN_IF_ERROR(check_text("fleet.numerics_id", from.numerics_id(), kMaxNameBytes));
+  RETURN_IF_ERROR(check_text("fleet.model_fingerprint", from.model_fingerprint(), kMaxNameBytes));
+  FleetInfo to;
+  to.ready = from.ready();
+  to.not_ready = from.not_ready();
+  to.max_positions = from.max_positions();
+  to.numerics_id = from.numerics_id();
+  to.model_fingerprint = from.model_fingerprint();
+  return to;
+}
+
+}  // namespace conclave::rpc

@@ -1,0 +1,97 @@
+// The open requests of a gateway and what was delivered of each: the part of SchedulerClient that has no
+// connection. One thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/base/ids.h"
+#include "libs/base/status.h"
+#include "libs/ports/scheduler_port.h"
+
+namespace conclave::rpc {
+
+class OpenRequests {
+ public:
+  // After its deadline the scheduler has this long to end a request itself.
+  static constexpr Nanos kDeadlineGrace = 2 * kSecond;
+  // Ids to be cancelled at the next scheduler, kept at most.
+  static constexpr size_t kMaxPendingCancels = 4096;
+
+  struct Metrics {
+    uint64_t resubmissions = 0;
+    uint64_t duplicate_tokens = 0;
+  };
+
+  // Takes a request; refuses (through the observer) an id that is open.
+  void add(AcceptedRequest request, std::shared_ptr<RequestObserver> observer, TimePoint now);
+
+  // A connection is there: everything to submit on it, in order of arrival, and everything to cancel.
+  struct Resume {
+    std::vector<AcceptedRequest> submit;
+    std::vector<RequestId> cancel;
+  };
+  Resume connected(TimePoint now);
+  // The connection is gone. Requests not yet accepted have until `wait_until` to see another.
+  void disconnected(TimePoint now, Nanos submit_wait);
+
+  // The request as it is to be submitted now; nullptr when it is not open.
+  const AcceptedRequest* to_submit(RequestId id, TimePoint now);
+  // New requests while there is no connection: until when they wait.
+  void set_wait(RequestId id, TimePoint wait_until);
+
+  void on_reply(RequestId id, const Status& status);
+  // DATA_LOSS when the event leaves a gap: the connection cannot be trusted.
+  Status on_tokens(const TokenEvent& event);
+  // True when the scheduler must be told (only while connected); else the request has ended here.
+  bool cancel(RequestId id, bool connected);
+
+  // Ends what is past its deadline, or has waited too long for a scheduler (refused with `why`).
+  void expire(TimePoint now, const Status& why);
+  // When expire() has something to do next; kNever when nothing waits.
+  TimePoint next_expiry() const;
+
+  // Ends everything: the client goes away.
+  void end_all();
+
+  size_t size() const { return open_.size(); }
+  const Metrics& metrics() const { return metrics_; }
+
+ private:
+  struct Open {
+    AcceptedRequest request;  // `delivered` grows with each token
+    std::shared_ptr<RequestObserver> observer;
+    uint64_t arrival = 0;
+    TimePoint deadline = kNever;
+    TimePoint wait_until = kNever;  // while no connection is there and it was never accepted
+    TimePoint scheduled = kNever;   // its entry of expiries_
+    bool sent = false;              // on the present connection
+    bool ever_sent = false;
+    bool accepted = false;
+    bool cancelled = false;
+  };
+  using Map = std::unordered_map<RequestId, Open>;
+
+  TimePoint expiry_of(const Open& open) const;
+  void schedule(RequestId id, Open& open);
+  void finish(Map::iterator at, FinishReason reason, const std::string& error);
+  void refuse(Map::iterator at, const Status& cause);
+  void erase(Map::iterator at);
+  void cancel_later(RequestId id);
+
+  Map open_;
+  std::map<uint64_t, RequestId> by_arrival_;
+  std::set<std::pair<TimePoint, uint64_t>> expiries_;  // with the arrival number
+  std::deque<RequestId> pending_cancels_;
+  uint64_t next_arrival_ = 1;
+  Metrics metrics_;
+};
+
+}  // namespace conclave::rpc

@@ -1,0 +1,296 @@
+#include "libs/rpc/scheduler_client.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include "conclave/v1/cluster.grpc.pb.h"
+#include "libs/base/random.h"
+#include "libs/rpc/backoff.h"
+#include "libs/rpc/client_stream.h"
+#include "libs/rpc/convert.h"
+#include "libs/rpc/open_requests.h"
+#include "libs/runtime/loop_executor.h"
+
+namespace conclave::rpc {
+namespace {
+
+using GatewayStream = ClientStream<pb::GatewayUp, pb::GatewayDown>;
+
+}  // namespace
+
+// Everything happens on the loop, to which gRPC's threads post what they receive.
+struct SchedulerClient::Impl {
+  struct Attempt {
+    std::shared_ptr<GatewayStream> stream;
+  };
+
+  Impl(ClientOptions o, std::string name, Incarnation incarnation)
+      : options(std::move(o)),
+        stub(pb::Cluster::NewStub(make_channel(options))),
+        backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
+    hello.role = Role::kRouter;
+    hello.name = std::move(name);
+    hello.incarnation = incarnation;
+    set_absent("connecting to the scheduler at " + options.target);
+  }
+
+  void set_absent(const std::string& why) {
+    absent = unavailable(why);
+    std::lock_guard lock(mutex);
+    fleet.ready = false;
+    fleet.not_ready = why;
+  }
+
+  void publish_metrics() {
+    std::lock_guard lock(mutex);
+    metrics.resubmissions = open.metrics().resubmissions;
+    metrics.duplicate_tokens = open.metrics().duplicate_tokens;
+    metrics.open = static_cast<uint32_t>(open.size());
+  }
+
+  // --- the connection
+
+  void connect() {
+    if (stopping) return;
+    current = std::make_shared<Attempt>();
+    GatewayStream::Events events;
+    events.on_message = [this, a = current](pb::GatewayDown&& m) {
+      auto message = std::make_shared<pb::GatewayDown>(std::move(m));
+      thread.loop().post([this, a, message] {
+        if (current == a && !stopping) on_message(*message);
+        a->stream->processed();
+      });
+    };
+    events.on_end = [this](const Status& cause, std::shared_ptr<GatewayStream> stream) {
+      thread.loop().post([this, cause, s = std::move(stream)]() mutable {
+        s->forget_events();  // they hold the attempt, which holds the stream
+        s.reset();
+        ended(cause);
+        std::lock_guard lock(mutex);
+        if (--streams == 0) no_streams.notify_all();
+      });
+    };
+    current->stream = std::make_shared<GatewayStream>(options.queue_messages, std::move(events));
+    {
+      std::lock_guard lock(mutex);
+      ++streams;
+    }
+    pb::GatewayUp first;
+    to_proto(hello, first.mutable_hello());
+    current->stream->start([this](auto* context, auto* reactor) { stub->async()->Gateway(context, reactor); },
+                           std::move(first));
+    LoopExecutor& loop = thread.loop();
+    timer = loop.post_at(loop.now() + options.connect_deadline, [this, a = current] {
+      a->stream->cancel(deadline_exceeded("no welcome within " +
+                                          std::to_string(options.connect_deadline / kMillisecond) + " ms"));
+    });
+  }
+
+  void ended(const Status& cause) {
+    LoopExecutor& loop = thread.loop();
+    loop.cancel(timer);
+    current.reset();
+    if (stopping) return;
+    set_absent("no connection to the scheduler at " + options.target + ": " + message_of(cause));
+    if (up) open.disconnected(loop.now(), options.submit_wait);
+    // A connection that did not last counts as a failed attempt.
+    if (up && loop.now() - up_since >= options.reconnect_max) backoff.reset();
+    up = false;
+    timer = loop.post_at(loop.now() + backoff.next(), [this] { connect(); });
+    after_change();
+  }
+
+  void invalid(const Status& cause) {
+    {
+      std::lock_guard lock(mutex);
+      ++metrics.invalid_messages;
+    }
+    current->stream->cancel(annotate(cause, "invalid message from the scheduler"));
+  }
+
+  void on_message(const pb::GatewayDown& message) {
+    if (!up && message.what_case() != pb::GatewayDown::kWelcome &&
+        message.what_case() != pb::GatewayDown::kRefusal) {
+      return invalid(invalid_argument("not a welcome first"));
+    }
+    switch (message.what_case()) {
+      case pb::GatewayDown::kWelcome: {
+        StatusOr<Welcome> welcome = from_proto(message.welcome());
+        if (!welcome.ok()) return invalid(welcome.status());
+        if (up) return invalid(invalid_argument("a second welcome"));
+        welcomed();
+        break;
+      }
+      case pb::GatewayDown::kRefusal: {
+        StatusOr<Refusal> refusal = from_proto(message.refusal());
+        if (!refusal.ok()) return invalid(refusal.status());
+        current->stream->cancel(make_status(refusal->code, "refused: " + refusal->reason));
+        break;
+      }
+      case pb::GatewayDown::kSubmitReply: {
+        StatusOr<SubmitAnswer> answer = from_proto(message.submit_reply());
+        if (!answer.ok()) return invalid(answer.status());
+        open.on_reply(answer->id, answer->status);
+        break;
+      }
+      case pb::GatewayDown::kTokens: {
+        StatusOr<TokenEvent> event = from_proto(message.tokens());
+        if (!event.ok()) return invalid(event.status());
+        if (Status taken = open.on_tokens(*event); !taken.ok()) return invalid(taken);
+        break;
+      }
+      case pb::GatewayDown::kFleet: {
+        StatusOr<FleetInfo> info = from_proto(message.fleet());
+        if (!info.ok()) return invalid(info.status());
+        std::lock_guard lock(mutex);
+        fleet = *std::move(info);
+        break;
+      }
+      case pb::GatewayDown::WHAT_NOT_SET:
+        return invalid(invalid_argument("a message of an unknown kind"));
+    }
+    after_change();
+  }
+
+  void welcomed() {
+    LoopExecutor& loop = thread.loop();
+    loop.cancel(timer);
+    up = true;
+    up_since = loop.now();
+    {
+      std::lock_guard lock(mutex);
+      ++metrics.connections;
+      fleet.not_ready = "the scheduler has not described its fleet yet";
+    }
+    const OpenRequests::Resume resume = open.connected(loop.now());
+    for (RequestId id : resume.cancel) send_cancel(id);
+    for (const AcceptedRequest& request : resume.submit) send_submit(request);
+  }
+
+  void send_submit(const AcceptedRequest& request) {
+    pb::GatewayUp message;
+    to_proto(request, message.mutable_submit());
+    current->stream->write(std::move(message));
+  }
+
+  void send_cancel(RequestId id) {
+    pb::GatewayUp message;
+    to_proto(id, message.mutable_cancel()->mutable_id());
+    current->stream->write(std::move(message));
+  }
+
+  // --- requests
+
+  void submit(AcceptedRequest&& request, std::shared_ptr<RequestObserver> observer) {
+    if (open.size() >= options.max_open_requests) {
+      observer->on_refused(resource_exhausted(
+          std::to_string(open.size()) + " requests are open at this router (control.max_open_requests)"));
+      return;
+    }
+    const RequestId id = request.id;
+    const TimePoint now = thread.loop().now();
+    const size_t before = open.size();
+    open.add(std::move(request), std::move(observer), now);
+    if (open.size() == before) return;  // refused
+    if (up && current != nullptr) {
+      send_submit(*open.to_submit(id, now));
+    } else {
+      open.set_wait(id, now + options.submit_wait);
+    }
+    after_change();
+  }
+
+  void cancel(RequestId id) {
+    if (open.cancel(id, up && current != nullptr)) send_cancel(id);
+    after_change();
+  }
+
+  // One timer for whatever expires first.
+  void after_change() {
+    publish_metrics();
+    const TimePoint next = open.next_expiry();
+    if (next == expiry_at) return;
+    LoopExecutor& loop = thread.loop();
+    if (expiry_timer) loop.cancel(expiry_timer);
+    expiry_timer = TimerId{};
+    expiry_at = next;
+    if (next == kNever) return;
+    expiry_timer = loop.post_at(next, [this] {
+      expiry_at = kNever;
+      expiry_timer = TimerId{};
+      open.expire(thread.loop().now(), absent);
+      after_change();
+    });
+  }
+
+  const ClientOptions options;
+  Hello hello;
+
+  mutable std::mutex mutex;
+  FleetInfo fleet;                 // guarded by mutex
+  SchedulerClientMetrics metrics;  // guarded by mutex
+  int streams = 0;                 // guarded by mutex: streams that gRPC still holds
+  std::condition_variable no_streams;
+
+  const std::unique_ptr<pb::Cluster::Stub> stub;
+
+  // the loop's
+  OpenRequests open;
+  Backoff backoff;
+  Status absent;  // why there is no connection
+  std::shared_ptr<Attempt> current;
+  bool up = false;
+  TimePoint up_since = 0;
+  TimerId timer;  // the next attempt, or the connect deadline
+  TimerId expiry_timer;
+  TimePoint expiry_at = kNever;
+  bool stopping = false;
+
+  LoopThread thread{LoopExecutor::Options{.spin_ns = 0}};  // last: its tasks use everything above
+};
+
+SchedulerClient::SchedulerClient(ClientOptions options, std::string name, Incarnation incarnation)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(name), incarnation)) {
+  impl_->thread.loop().post([impl = impl_.get()] { impl->connect(); });
+}
+
+SchedulerClient::~SchedulerClient() {
+  impl_->thread.loop().call([impl = impl_.get()] {
+    impl->stopping = true;
+    if (impl->current != nullptr) impl->current->stream->cancel(cancelled("the router ends"));
+    impl->open.end_all();
+  });
+  {
+    // Bounded by gRPC, which ends a cancelled call at once.
+    std::unique_lock lock(impl_->mutex);
+    impl_->no_streams.wait(lock, [this] { return impl_->streams == 0; });
+  }
+  impl_->thread.stop();
+}
+
+void SchedulerClient::submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) {
+  impl_->thread.loop().post([impl = impl_.get(), r = std::make_shared<AcceptedRequest>(std::move(request)),
+                             o = std::move(observer)] {
+    if (impl->stopping) return o->on_refused(unavailable("the router is stopping"));
+    impl->submit(std::move(*r), o);
+  });
+}
+
+void SchedulerClient::cancel(RequestId id) {
+  impl_->thread.loop().post([impl = impl_.get(), id] {
+    if (!impl->stopping) impl->cancel(id);
+  });
+}
+
+FleetInfo SchedulerClient::fleet() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->fleet;
+}
+
+SchedulerClientMetrics SchedulerClient::metrics() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->metrics;
+}
+
+}  // namespace conclave::rpc

@@ -1,0 +1,455 @@
+// Round trips of random values through the wire form, and messages that must be refused.
+#include "libs/rpc/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "libs/base/random.h"
+
+namespace conclave::rpc {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRounds = 200;
+
+class Maker {
+ public:
+  explicit Maker(uint64_t seed) : r(seed) {}
+
+  uint32_t u(uint32_t below) { return static_cast<uint32_t>(r.below(below)); }
+  float f() { return static_cast<float>(r.uniform()); }
+  std::string text() {
+    std::string out;
+    for (uint32_t n = u(20); n > 0; --n) out += "abc \xc3\xa4\n\""[0] + static_cast<char>(u(20));
+    return out;
+  }
+  std::vector<uint32_t> ids(uint32_t most, uint32_t least = 0) {
+    std::vector<uint32_t> out(least + u(most - least + 1));
+    for (uint32_t& id : out) id = u(200064);
+    return out;
+  }
+  RequestId request() { return {r.next() | 1, r.next()}; }
+  SamplingParams sampling() {
+    SamplingParams s;
+    s.temperature = f() * 2;
+    s.top_p = f();
+    s.top_k = u(100);
+    s.min_p = f();
+    s.seed = r.next();
+    s.max_tokens = 1 + u(1000);
+    s.min_tokens = u(s.max_tokens);
+    s.ignore_eos = r.chance(0.5);
+    s.stop_token_ids = ids(5);
+    s.vocab_limit = u(200064);
+    s.top_logprobs = u(20);
+    s.logprobs = r.chance(0.5);
+    return s;
+  }
+  std::vector<TokenLogprob> top() {
+    std::vector<TokenLogprob> out(u(4));
+    for (TokenLogprob& t : out) t = {u(1000), -f() * 10};
+    return out;
+  }
+  Hello hello() {
+    Hello h;
+    h.role = static_cast<Role>(1 + u(3));
+    h.name = text();
+    h.incarnation = Incarnation(r.next() | 1);
+    h.protocol_min = u(3);
+    h.protocol_max = h.protocol_min + u(3);
+    h.numerics_id = text();
+    h.model_fingerprint = text();
+    h.threads = u(100);
+    h.capacity_bytes = r.next();
+    h.kv_blocks = u(1000000);
+    h.max_batch_tokens = u(4096);
+    for (uint32_t n = u(50); n > 0; --n) h.transport_address += static_cast<char>(u(256));  // any bytes
+    h.num_layers = u(100);
+    h.num_experts = u(300);
+    h.max_positions = u(1000000);
+    h.vocab_size = u(300000);
+    return h;
+  }
+  BatchPlan plan() {
+    BatchPlan p;
+    p.step = StepId(1 + r.below(1ull << 50));
+    for (uint32_t n = u(4); n > 0; --n) {
+      SequenceStart s;
+      s.seq = SeqId(1 + r.next() / 2);
+      s.request = request();
+      s.choice = u(4);
+      s.tokens = ids(30, 1);
+      s.prompt_tokens = 1 + u(static_cast<uint32_t>(s.tokens.size()));
+      s.sampling = sampling();
+      p.starts.push_back(s);
+    }
+    for (uint32_t n = u(6); n > 0; --n) {
+      p.slices.push_back({SeqId(1 + r.next() / 2), u(100000), 1 + u(512), r.chance(0.5), ids(5)});
+    }
+    for (uint32_t n = u(3); n > 0; --n) p.ends.push_back(SeqId(1 + r.next() / 2));
+    return p;
+  }
+  StepResult result() {
+    StepResult s;
+    s.step = StepId(1 + r.below(1ull << 50));
+    for (uint32_t n = u(5); n > 0; --n) {
+      s.sampled.push_back(
+          {SeqId(1 + r.next() / 2), u(100000), u(200064), static_cast<FinishReason>(u(6)), -f() * 20, top()});
+    }
+    for (uint32_t n = u(3); n > 0; --n) s.failures.push_back({SeqId(1 + r.next() / 2), text()});
+    s.compute_ns = static_cast<Nanos>(r.below(1ull << 40));
+    s.expert_wait_ns = static_cast<Nanos>(r.below(1ull << 40));
+    return s;
+  }
+  PlacementTable placement() {
+    std::vector<ShardEndpoint> shards(u(5));
+    for (size_t i = 0; i < shards.size(); ++i)
+      shards[i] = {Incarnation(i + 1), text(), std::string(u(9), '\xff')};
+    const uint16_t count = static_cast<uint16_t>(shards.size());
+    PlacementTable t(Epoch(1 + u(1000)), u(4), u(9), std::move(shards));
+    for (uint32_t l = 0; l < t.layers(); ++l) {
+      for (uint32_t e = 0; e < t.experts(); ++e) {
+        for (uint16_t s = 0; s < count; ++s) {
+          if (r.chance(0.4)) t.add_home(l, e, s);
+        }
+      }
+    }
+    return t;
+  }
+  AcceptedRequest accepted() {
+    AcceptedRequest a;
+    a.id = request();
+    a.prompt = ids(50, 1);
+    a.sampling = sampling();
+    a.choices = 1 + u(3);
+    a.time_left = static_cast<Nanos>(r.below(600ull * kSecond));
+    a.tenant = text();
+    a.delivered = ids(9);
+    a.resubmitted = r.chance(0.5);
+    return a;
+  }
+  TokenEvent event() {
+    TokenEvent e;
+    e.request = request();
+    e.choice = u(3);
+    e.index = u(1000);
+    e.tokens = ids(5);
+    if (r.chance(0.5)) {
+      for (size_t i = 0; i < e.tokens.size(); ++i) {
+        e.logprobs.push_back(-f());
+        e.top_logprobs.push_back(top());
+      }
+    }
+    e.finish = static_cast<FinishReason>(u(6));
+    e.error = text();
+    return e;
+  }
+
+  SplitMix64 r;
+};
+
+// value -> proto -> bytes -> proto -> value -> proto: the two protos must be equal, which covers every field
+// that to_proto writes; the spot checks below see that it writes them.
+template <class Proto, class T>
+T round_trip(const T& value) {
+  Proto first;
+  to_proto(value, &first);
+  Proto parsed;
+  EXPECT_TRUE(parsed.ParseFromString(first.SerializeAsString()));
+  auto back = from_proto(parsed);
+  EXPECT_TRUE(back.ok()) << back.status() << "\n" << first.DebugString();
+  if (!back.ok()) return T();
+  Proto second;
+  to_proto(*back, &second);
+  EXPECT_EQ(first.SerializeAsString(), second.SerializeAsString());
+  return *back;
+}
+
+TEST(ConvertTest, RandomValuesSurviveTheWire) {
+  for (uint64_t seed = 0; seed < kRounds; ++seed) {
+    Maker make(seed);
+    const Hello hello = make.hello();
+    const Hello hello2 = round_trip<pb::Hello>(hello);
+    EXPECT_EQ(hello2.transport_address, hello.transport_address);
+    EXPECT_EQ(hello2.capacity_bytes, hello.capacity_bytes);
+    EXPECT_EQ(hello2.role, hello.role);
+    EXPECT_EQ(hello2.vocab_size, hello.vocab_size);
+
+    const BatchPlan plan = make.plan();
+    const BatchPlan plan2 = round_trip<pb::BatchPlan>(plan);
+    ASSERT_EQ(plan2.starts.size(), plan.starts.size());
+    ASSERT_EQ(plan2.slices.size(), plan.slices.size());
+    EXPECT_EQ(plan2.ends, plan.ends);
+    for (size_t i = 0; i < plan.starts.size(); ++i) {
+      EXPECT_EQ(plan2.starts[i].tokens, plan.starts[i].tokens);
+      EXPECT_EQ(plan2.starts[i].request, plan.starts[i].request);
+      EXPECT_EQ(plan2.starts[i].sampling.seed, plan.starts[i].sampling.seed);
+      EXPECT_EQ(plan2.starts[i].sampling.temperature, plan.starts[i].sampling.temperature);
+      EXPECT_EQ(plan2.starts[i].sampling.stop_token_ids, plan.starts[i].sampling.stop_token_ids);
+    }
+    for (size_t i = 0; i < plan.slices.size(); ++i) {
+      EXPECT_EQ(plan2.slices[i].new_blocks, plan.slices[i].new_blocks);
+      EXPECT_EQ(plan2.slices[i].start, plan.slices[i].start);
+      EXPECT_EQ(plan2.slices[i].sample, plan.slices[i].sample);
+    }
+
+    const StepResult result = make.result();
+    const StepResult result2 = round_trip<pb::StepResult>(result);
+    ASSERT_EQ(result2.sampled.size(), result.sampled.size());
+    for (size_t i = 0; i < result.sampled.size(); ++i) {
+      EXPECT_EQ(result2.sampled[i].token, result.sampled[i].token);
+      EXPECT_EQ(result2.sampled[i].finish, result.sampled[i].finish);
+      EXPECT_EQ(result2.sampled[i].top_logprobs.size(), result.sampled[i].top_logprobs.size());
+    }
+    EXPECT_EQ(result2.failures.size(), result.failures.size());
+
+    const PlacementTable table = make.placement();
+    const PlacementTable table2 = round_trip<pb::Placement>(table);
+    ASSERT_EQ(table2.layers(), table.layers());
+    for (uint32_t l = 0; l < table.layers(); ++l) {
+      for (uint32_t e = 0; e < table.experts(); ++e) EXPECT_EQ(table2.homes(l, e), table.homes(l, e));
+    }
+
+    const AcceptedRequest request = make.accepted();
+    const AcceptedRequest request2 = round_trip<pb::SubmitRequest>(request);
+    EXPECT_EQ(request2.prompt, request.prompt);
+    EXPECT_EQ(request2.delivered, request.delivered);
+    EXPECT_EQ(request2.resubmitted, request.resubmitted);
+    EXPECT_EQ(request2.time_left, request.time_left);
+
+    const TokenEvent event = make.event();
+    const TokenEvent event2 = round_trip<pb::TokenEvent>(event);
+    EXPECT_EQ(event2.tokens, event.tokens);
+    EXPECT_EQ(event2.logprobs, event.logprobs);
+    EXPECT_EQ(event2.finish, event.finish);
+
+    round_trip<pb::FleetInfo>(
+        FleetInfo{make.r.chance(0.5), make.text(), make.u(1000), make.text(), make.text()});
+    round_trip<pb::Welcome>(
+        Welcome{Incarnation(make.r.next() | 1), static_cast<Nanos>(make.u(1000)), make.text()});
+    for (const ToMember& down : {ToMember(plan), ToMember(PlacementUpdate{table}), ToMember(Drain{}),
+                                 ToMember(Refusal{StatusCode::kFailedPrecondition, make.text()}),
+                                 ToMember(Welcome{Incarnation(1), 1, ""})}) {
+      EXPECT_EQ(round_trip<pb::MemberDown>(down).index(), down.index());
+    }
+    for (const FromMember& up :
+         {FromMember(hello), FromMember(result), FromMember(Heartbeat{Epoch(make.u(9)), 3}),
+          FromMember(PlacementReady{Epoch(4)}), FromMember(PeerTrouble{Incarnation(5), "x"})}) {
+      EXPECT_EQ(round_trip<pb::MemberUp>(up).index(), up.index());
+    }
+  }
+}
+
+TEST(ConvertTest, SubmitRepliesCarryCodeMessageAndField) {
+  pb::SubmitReply reply;
+  to_proto(RequestId{1, 2}, invalid_field("max_tokens", "is too large"), &reply);
+  auto answer = from_proto(reply);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(field_of(answer->status), "max_tokens");
+  reply.Clear();
+  to_proto(RequestId{1, 2}, OkStatus(), &reply);
+  EXPECT_TRUE(from_proto(reply)->status.ok());
+}
+
+TEST(ConvertTest, TextIsCutAndMadeValid) {
+  EXPECT_EQ(wire_text("a\xff"
+                      "b\xc3"),
+            "a?b?");
+  EXPECT_EQ(wire_text("\xc3\xa4\xc3\xa4", 3), "\xc3\xa4");
+  EXPECT_EQ(wire_text("\xed\xa0\x80"), "???");  // a surrogate
+  EXPECT_EQ(wire_text("\xf0\x9f\x98\x80"), "\xf0\x9f\x98\x80");
+  EXPECT_EQ(wire_text("\xc0\xaf"), "??");  // overlong
+  EXPECT_EQ(wire_text(std::string(100000, 'x')).size(), kMaxTextBytes);
+  pb::MemberUp up;
+  to_proto(FromMember(PeerTrouble{Incarnation(1), "broken \xff text"}), &up);
+  pb::MemberUp parsed;
+  EXPECT_TRUE(parsed.ParseFromString(up.SerializeAsString()));
+}
+
+// Each edit of a valid message must be refused, naming the field.
+template <class Proto>
+void refuses(const Proto& valid, const std::function<void(Proto&)>& edit, const std::string& field) {
+  ASSERT_TRUE(from_proto(valid).ok()) << from_proto(valid).status();
+  Proto broken = valid;
+  edit(broken);
+  auto result = from_proto(broken);
+  ASSERT_FALSE(result.ok()) << field;
+  EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(message_of(result.status()) + " " + field_of(result.status()), HasSubstr(field));
+}
+
+TEST(ConvertTest, InvalidHellosAreRefused) {
+  pb::Hello hello;
+  Maker make(1);
+  to_proto(make.hello(), &hello);
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_role(pb::ROLE_UNSPECIFIED); }, "hello.role");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_role(static_cast<pb::Role>(77)); }, "hello.role");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_incarnation(0); }, "hello.incarnation");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_name(std::string(300, 'x')); }, "hello.name");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_protocol_min(m.protocol_max() + 1); }, "hello.protocol_min");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_num_experts(70000); }, "hello.num_experts");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_num_layers(5000); }, "hello.num_layers");
+  refuses<pb::Hello>(
+      hello, [](auto& m) { m.set_transport_address(std::string(70000, 'x')); }, "transport_address");
+}
+
+TEST(ConvertTest, InvalidPlansAreRefused) {
+  BatchPlan plan;
+  plan.step = StepId(1);
+  SequenceStart start;
+  start.seq = SeqId(1);
+  start.request = {1, 1};
+  start.tokens = {1, 2, 3};
+  start.prompt_tokens = 2;
+  start.sampling.max_tokens = 4;
+  plan.starts.push_back(start);
+  plan.slices.push_back({SeqId(1), 0, 3, true, {0}});
+  pb::BatchPlan valid;
+  to_proto(plan, &valid);
+  using P = pb::BatchPlan;
+  refuses<P>(
+      valid, [](P& m) { m.set_step(0); }, "plan.step");
+  refuses<P>(
+      valid, [](P& m) { m.add_ends(0); }, "plan.ends");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices(0)->set_count(0); }, "slices.count");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices(0)->set_seq(0); }, "slices.seq");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices(0)->set_start(0xffffffffu); }, "slices.start");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices(0)->set_count(0xffffffffu); }, "slices.count");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_starts(0)->clear_tokens(); }, "starts.tokens");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_starts(0)->set_tokens(1, 0xffffffffu); }, "starts.tokens");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_starts(0)->set_prompt_tokens(4); }, "starts.prompt_tokens");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_starts(0)->clear_request(); }, "request.id");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  refuses<P>(
+      valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->set_temperature(nan); }, "temperature");
+  refuses<P>(
+      valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->set_top_p(1.5f); }, "top_p");
+  refuses<P>(
+      valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->set_max_tokens(0); }, "max_tokens");
+  refuses<P>(
+      valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->set_min_tokens(9); }, "min_tokens");
+}
+
+TEST(ConvertTest, InvalidResultsAreRefused) {
+  StepResult result;
+  result.step = StepId(1);
+  result.sampled.push_back({SeqId(1), 3, 4, FinishReason::kNone, -1.0f, {}});
+  pb::StepResult valid;
+  to_proto(result, &valid);
+  using R = pb::StepResult;
+  refuses<R>(
+      valid, [](R& m) { m.set_step(0); }, "result.step");
+  refuses<R>(
+      valid, [](R& m) { m.set_compute_ns(-1); }, "result.compute_ns");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled(0)->set_token(0xffffffffu); }, "sampled.token");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled(0)->set_finish(static_cast<pb::FinishReason>(9)); }, "finish");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled(0)->set_logprob(5); }, "sampled.logprob");
+  refuses<R>(
+      valid, [](R& m) { m.add_failures(); }, "failures.seq");
+}
+
+TEST(ConvertTest, InvalidPlacementsAreRefused) {
+  PlacementTable table(Epoch(1), 2, 2, {{Incarnation(1), "a", "x"}, {Incarnation(2), "b", "y"}});
+  for (uint32_t l = 0; l < 2; ++l) {
+    for (uint32_t e = 0; e < 2; ++e) table.add_home(l, e, static_cast<uint16_t>(e));
+  }
+  pb::Placement valid;
+  to_proto(table, &valid);
+  using P = pb::Placement;
+  refuses<P>(
+      valid, [](P& m) { m.set_epoch(0); }, "placement.epoch");
+  refuses<P>(
+      valid, [](P& m) { m.set_layers(4096), m.set_experts(65535); }, "placement.home_begin");
+  refuses<P>(
+      valid, [](P& m) { m.set_home_begin(1, 3); }, "placement.home_begin");
+  refuses<P>(
+      valid, [](P& m) { m.set_home_begin(0, 1); }, "placement.home_begin");
+  refuses<P>(
+      valid, [](P& m) { m.set_home_begin(4, 5); }, "placement.home_begin");
+  refuses<P>(
+      valid, [](P& m) { m.set_home_shards(0, 2); }, "placement.home_shards");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_shards(0)->set_incarnation(0); }, "incarnation");
+  refuses<P>(
+      valid, [](P& m) { m.clear_home_begin(); }, "placement.home_begin");
+}
+
+TEST(ConvertTest, InvalidGatewayMessagesAreRefused) {
+  Maker make(3);
+  pb::SubmitRequest request;
+  to_proto(make.accepted(), &request);
+  using S = pb::SubmitRequest;
+  refuses<S>(
+      request, [](S& m) { m.clear_id(); }, "request.id");
+  refuses<S>(
+      request, [](S& m) { m.clear_prompt(); }, "prompt");
+  refuses<S>(
+      request, [](S& m) { m.set_choices(0); }, "choices");
+  refuses<S>(
+      request, [](S& m) { m.set_time_left_ns(-5); }, "time_left_ns");
+  refuses<S>(
+      request, [](S& m) { m.add_delivered(0xffffffffu); }, "delivered");
+  TokenEvent event;
+  event.request = {1, 1};
+  event.tokens = {1, 2};
+  event.logprobs = {-1, -2};
+  pb::TokenEvent tokens;
+  to_proto(event, &tokens);
+  using T = pb::TokenEvent;
+  refuses<T>(
+      tokens, [](T& m) { m.add_logprobs(0); }, "tokens.logprobs");
+  refuses<T>(
+      tokens, [](T& m) { m.add_top_logprobs(); }, "tokens.top_logprobs");
+  refuses<T>(
+      tokens, [](T& m) { m.set_index(0xffffffffu); }, "tokens.index");
+  refuses<T>(
+      tokens, [](T& m) { m.set_finish(static_cast<pb::FinishReason>(-1)); }, "tokens.finish");
+}
+
+TEST(ConvertTest, EmptyEnvelopesAreRefused) {
+  EXPECT_FALSE(from_proto(pb::MemberUp()).ok());
+  EXPECT_FALSE(from_proto(pb::MemberDown()).ok());
+}
+
+// Random damage to valid bytes: parsed or not, accepted or refused, nothing crashes.
+TEST(ConvertTest, DamagedBytesNeverCrash) {
+  google::protobuf::LogSilencer silence;  // it reports every invalid string
+  int refused = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    Maker make(seed);
+    pb::MemberDown down;
+    to_proto(seed % 2 == 0 ? ToMember(make.plan()) : ToMember(PlacementUpdate{make.placement()}), &down);
+    std::string bytes = down.SerializeAsString();
+    for (uint32_t n = 1 + make.u(3); n > 0 && !bytes.empty(); --n) {
+      bytes[make.u(static_cast<uint32_t>(bytes.size()))] = static_cast<char>(make.u(256));
+    }
+    pb::MemberDown damaged;
+    if (damaged.ParseFromString(bytes)) refused += !from_proto(damaged).ok();
+  }
+  EXPECT_GT(refused, 100);
+}
+
+}  // namespace
+}  // namespace conclave::rpc
