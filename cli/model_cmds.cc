@@ -67,16 +67,19 @@ void add_model_commands(CLI::App& app, Command& chosen) {
   make->add_option("--dtype", options.dtype, "fp8, bf16 or f32")->capture_default_str();
   make->add_option("--seed", options.seed, "Same seed, same weights")->capture_default_str();
   make->add_option("--set", flags->set, "key=value of config.json to change; may be repeated");
-  make->add_flag("--sparse", options.sparse, "Headers and sizes only: weights read as zero and take no disk space");
+  make->add_flag("--sparse", options.sparse,
+                 "Headers and sizes only: weights read as zero and take no disk space");
   make->add_flag("--fused", options.fused, "Tensor names and fused experts as transformers 5 writes them");
-  make->add_flag("--single-file", options.single_file, "model.safetensors instead of an index and numbered files");
+  make->add_flag("--single-file", options.single_file,
+                 "model.safetensors instead of an index and numbered files");
   make->callback([&chosen, flags] { chosen = [flags] { return run_make(*flags); }; });
 
   auto* inspect = model->add_subcommand("inspect", "Show a checkpoint's geometry, sizes and faults");
   auto inspect_flags = std::make_shared<InspectFlags>();
   inspect->add_option("dir", inspect_flags->dir, "Checkpoint directory")->required();
   inspect->add_flag("--json", inspect_flags->json, "As one JSON object");
-  inspect->callback([&chosen, inspect_flags] { chosen = [inspect_flags] { return run_inspect(*inspect_flags); }; });
+  inspect->callback(
+      [&chosen, inspect_flags] { chosen = [inspect_flags] { return run_inspect(*inspect_flags); }; });
 }
 
 }  // namespace conclave::cli

@@ -118,14 +118,17 @@ std::string sibling_program(const std::string& name) {
   return error ? name : (self.parent_path() / name).string();
 }
 
+// `logs` is where the processes write theirs; empty when everything runs in this process.
 void print_addresses(const ClusterConfig& config, const std::string& logs) {
   std::printf("ready: %s\n", config.model.path.c_str());
   std::printf("  HTTP      http://%s/v1\n", config.router.http_listen.c_str());
   std::printf("  gRPC      %s\n", config.router.grpc_listen.c_str());
-  std::printf("  metrics   http://%s/metrics (router), http://%s/metrics (scheduler)\n",
-              config.router.ops_listen.c_str(), config.scheduler.ops_listen.c_str());
-  std::printf("  status    conclave status --scheduler %s\n", config.scheduler.connect_address().c_str());
-  if (!logs.empty()) std::printf("  logs      %s\n", logs.c_str());
+  std::printf("  metrics   http://%s/metrics\n", config.router.ops_listen.c_str());
+  if (!logs.empty()) {
+    std::printf("            http://%s/metrics (scheduler)\n", config.scheduler.ops_listen.c_str());
+    std::printf("  status    conclave status --scheduler %s\n", config.scheduler.connect_address().c_str());
+    std::printf("  logs      %s\n", logs.c_str());
+  }
   std::fflush(stdout);
 }
 
