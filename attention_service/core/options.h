@@ -27,7 +27,7 @@ struct ExchangeOptions {
   Nanos reconnect = 20 * kMillisecond;
   Nanos reconnect_cap = 1 * kSecond;
   // Missed deadlines of one shard are reported to the scheduler at most once in this time.
-  Nanos trouble_interval = 500 * kMillisecond;
+  Nanos trouble_interval = 1 * kSecond;
   // Bounds of one dispatch message; larger ones are sent in parts.
   uint32_t max_dispatch_rows = 4096;
   uint32_t max_dispatch_items = 32768;
@@ -53,8 +53,9 @@ struct WorkerOptions {
   ExchangeOptions exchange;
 
   // For `conclave logits` and tests: called on the executor with every position's logits (vocab_size values,
-  // borrowed for the call), in no fixed order between sequences. Empty: logits only where a token is sampled.
-  std::function<void(SeqId seq, uint32_t position, std::span<const float> logits)> logits_observer;
+  // borrowed for the call), in no fixed order between requests; a replayed request repeats positions. Empty:
+  // logits only where a token is sampled.
+  std::function<void(RequestId request, uint32_t position, std::span<const float> logits)> logits_observer;
 };
 
 // Counters since start, except those marked as gauges. Read on the worker's executor.

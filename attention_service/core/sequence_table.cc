@@ -25,6 +25,7 @@ Status SequenceTable::start(const SequenceStart& start) {
   }
   auto sequence = std::make_shared<Sequence>();
   sequence->id = start.seq;
+  sequence->request = start.request;
   sequence->choice = start.choice;
   sequence->tokens = start.tokens;
   sequence->prompt_tokens = start.prompt_tokens;

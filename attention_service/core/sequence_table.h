@@ -14,6 +14,7 @@ namespace conclave {
 
 struct Sequence {
   SeqId id;
+  RequestId request;
   uint32_t choice = 0;
   std::vector<TokenId> tokens;  // prompt, delivered, sampled here
   uint32_t prompt_tokens = 0;

@@ -122,7 +122,7 @@ void Worker::run_head(MicroBatch& batch) {
   math_.logits(batch, rows, options_.max_logit_rows, [&](size_t i, std::span<float> logits) {
     const MicroBatchSlice& slice = *slice_of[i];
     const uint32_t position = batch.positions[rows[i]];
-    if (options_.logits_observer) options_.logits_observer(slice.sequence->id, position, logits);
+    if (options_.logits_observer) options_.logits_observer(slice.sequence->request, position, logits);
     if (slice.sample && position + 1 == slice.start + slice.count) sample_row(slice, logits);
   });
 }

@@ -406,7 +406,7 @@ TEST_F(WorkerTest, ANewSchedulerConnectionStartsFromNothing) {
 
 TEST_F(WorkerTest, ObserverSeesEveryPosition) {
   std::map<uint32_t, std::vector<float>> seen;
-  options.logits_observer = [&](SeqId, uint32_t position, std::span<const float> logits) {
+  options.logits_observer = [&](RequestId, uint32_t position, std::span<const float> logits) {
     seen[position].assign(logits.begin(), logits.end());
   };
   options.max_logit_rows = 4;
