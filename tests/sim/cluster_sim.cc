@@ -72,7 +72,8 @@ ClusterSim::ClusterSim(const ClusterConfig& config)
       hub_(std::make_shared<LoopbackHub>()) {
   hub_->set_delay_model([this](Incarnation, Incarnation, uint64_t bytes) -> std::optional<Nanos> {
     // The news that a connection was closed is the kernel's, and is not lost.
-    if (bytes > 0 && config_.network_loss > 0 && world_.random().chance(config_.network_loss)) return std::nullopt;
+    if (bytes > 0 && config_.network_loss > 0 && world_.random().chance(config_.network_loss))
+      return std::nullopt;
     return static_cast<Nanos>(10 * kMicrosecond + static_cast<Nanos>(world_.random().below(kMillisecond)));
   });
   SchedulerOptions options = config_.scheduler;
@@ -134,8 +135,8 @@ void ClusterSim::start(Process& process) {
     options.micro_batch_min_rows = 2;  // small batches, and still two in flight
     options.exchange.deadline_floor = 50 * kMillisecond;
     options.exchange.trouble_interval = 100 * kMillisecond;
-    auto created =
-        Worker::create(*process.executor, *process.transport, model.spec, model.dense, kernels::Context{}, options);
+    auto created = Worker::create(*process.executor, *process.transport, model.spec, model.dense,
+                                  kernels::Context{}, options);
     CONCLAVE_CHECK(created.ok());
     process.worker = std::move(*created);
     process.worker->set_on_refused(on_refused);
@@ -152,8 +153,8 @@ void ClusterSim::start(Process& process) {
     handler = process.shard.get();
     beat = [s = process.shard.get()] { return Heartbeat{s->epoch(), s->queue_depth()}; };
   }
-  process.link =
-      std::make_unique<SimLink>(world_, *loop_, scheduler_process_, *process.executor, *handler, std::move(beat));
+  process.link = std::make_unique<SimLink>(world_, *loop_, scheduler_process_, *process.executor, *handler,
+                                           std::move(beat));
   if (worker) {
     process.worker->set_link(process.link.get());
     process.worker->start();
@@ -229,12 +230,13 @@ const ClusterSim::Process& ClusterSim::find(const std::string& name) const {
 void ClusterSim::check() {
   if (!violation_.empty()) return;
   const auto violate = [&](const std::string& what) {
-    violation_ = "seed " + std::to_string(config_.seed) + ", t=" + std::to_string(world_.now() / kMillisecond) +
-                 " ms: " + what;
+    violation_ = "seed " + std::to_string(config_.seed) +
+                 ", t=" + std::to_string(world_.now() / kMillisecond) + " ms: " + what;
   };
   if (const Status audit = loop_->audit(); !audit.ok()) violate(message_of(audit));
   for (const auto& stream : streams_) {
-    if (!stream->fault.empty()) violate("request " + std::to_string(stream->request.id.lo) + ": " + stream->fault);
+    if (!stream->fault.empty())
+      violate("request " + std::to_string(stream->request.id.lo) + ": " + stream->fault);
   }
   const SchedulerMetrics metrics = loop_->metrics();
   if (metrics.protocol_violations != 0) violate("a worker broke the protocol");
@@ -267,7 +269,8 @@ size_t ClusterSim::tokens_delivered() const {
 }
 
 bool ClusterSim::run_streams(Nanos limit) {
-  return world_.run_until([this] { return open_streams() == 0 || !violation_.empty(); }, world_.now() + limit) &&
+  return world_.run_until([this] { return open_streams() == 0 || !violation_.empty(); },
+                          world_.now() + limit) &&
          violation_.empty();
 }
 

@@ -1,6 +1,7 @@
-// The whole cluster in seeded virtual time: the real scheduler loop and core, worker and shard cores, and the loopback
-// transport, as processes of one SimWorld with a tiny random model. Processes crash (SIGKILL), stop for a while
-// (SIGSTOP) and come back under supervision; the network delays and loses. A run is a function of its seed.
+// The whole cluster in seeded virtual time: the real scheduler loop and core, worker and shard cores, and the
+// loopback transport, as processes of one SimWorld with a tiny random model. Processes crash (SIGKILL), stop
+// for a while (SIGSTOP) and come back under supervision; the network delays and loses. A run is a function of
+// its seed.
 #pragma once
 
 #include <deque>

@@ -30,9 +30,10 @@ struct SimLink::State : std::enable_shared_from_this<State> {
 
   void send_up(FromMember message) {
     if (!alive || !session) return;
-    carry(up, member, std::pair(session, std::move(message)), [](State& s, std::pair<SessionId, FromMember> item) {
-      s.loop.on_member_message(item.first, std::move(item.second));
-    });
+    carry(up, member, std::pair(session, std::move(message)),
+          [](State& s, std::pair<SessionId, FromMember> item) {
+            s.loop.on_member_message(item.first, std::move(item.second));
+          });
   }
   void connect();
   void heartbeat(SessionId of) {
@@ -65,7 +66,8 @@ struct SimLink::State : std::enable_shared_from_this<State> {
 
 class SimLink::Session : public MemberSession {
  public:
-  Session(std::shared_ptr<State> state, uint64_t connection) : state_(std::move(state)), connection_(connection) {}
+  Session(std::shared_ptr<State> state, uint64_t connection)
+      : state_(std::move(state)), connection_(connection) {}
   void send(ToMember message) override {
     post([connection = connection_, message = std::move(message)](State& s) mutable {
       s.on_message(connection, std::move(message));
@@ -78,7 +80,9 @@ class SimLink::Session : public MemberSession {
  private:
   void post(std::function<void(State&)> act) {
     const auto state = state_;
-    state_->carry(state_->down, state_->scheduler, std::function<void()>([state, act = std::move(act)] { act(*state); }),
+    if (!state->alive) return;
+    state_->carry(state_->down, state_->scheduler,
+                  std::function<void()>([state, act = std::move(act)] { act(*state); }),
                   [](State& s, std::function<void()> deliver) { s.member.post(std::move(deliver)); });
   }
   const std::shared_ptr<State> state_;

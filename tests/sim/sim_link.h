@@ -1,5 +1,5 @@
-// A member's line to the scheduler between two simulated processes: ordered, with delays, heartbeats and reconnects, as
-// the gRPC one behaves. What is under way when a process dies is lost with it.
+// A member's line to the scheduler between two simulated processes: ordered, with delays, heartbeats and
+// reconnects, as the gRPC one behaves. What is under way when a process dies is lost with it.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ class SimLink : public MemberLink {
  public:
   using Beat = std::function<Heartbeat()>;
   // All borrowed. Connects in a task of the member.
-  SimLink(SimWorld& world, SchedulerLoop& loop, SimExecutor& scheduler, SimExecutor& member, MemberHandler& handler,
-          Beat beat);
+  SimLink(SimWorld& world, SchedulerLoop& loop, SimExecutor& scheduler, SimExecutor& member,
+          MemberHandler& handler, Beat beat);
   ~SimLink() override;
   void send(FromMember message) override;
   // The session as the scheduler knows it; none while down.
