@@ -48,7 +48,7 @@ Engine::Engine(const BoundModel& model, Precision precision, kernels::Isa isa, u
   options.precision = precision;
   options.kv_blocks = kKvBlocks;
   options.max_batch_tokens = 512;
-  options.logits_observer = [this](SeqId, uint32_t position, std::span<const float> logits) {
+  options.logits_observer = [this](RequestId, uint32_t position, std::span<const float> logits) {
     if (observed_.size() <= position) observed_.resize(position + 1);
     observed_[position].assign(logits.begin(), logits.end());
   };
