@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
 #include "libs/base/random.h"
@@ -30,7 +31,9 @@ namespace conclave {
 // Outlives the ops server's calls.
 struct ServiceState {
   sigset_t signals;
-  std::atomic<TimePoint> stop_asked{0};
+  std::atomic<bool> stopping{false};
+  std::mutex mutex;
+  std::function<std::vector<std::string>()> reasons;  // guarded by mutex, called under it
 };
 
 namespace {
@@ -64,21 +67,24 @@ std::string json_text(const std::string& text) {
 uint32_t compute_threads(uint32_t configured) {
   if (configured != 0) return configured;
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+  if (sched_getaffinity(0, sizeof(set), &set) == 0)
+    return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-Status Service::start_ops(const std::string& listen, const std::string& key,
-                          std::function<std::vector<std::string>()> reasons) {
+Status Service::start_ops(const std::string& listen, const std::string& key) {
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;
   hooks.startup = &startup_;
-  hooks.readiness = [state = state_, startup = &startup_, reasons = std::move(reasons)] {
+  hooks.readiness = [state = state_] {
     Readiness readiness;
-    if (state->stop_asked.load() != 0) readiness.reasons.push_back("the service is stopping");
-    if (!startup->is_done()) readiness.reasons.push_back("the service is starting; /startupz says how far it is");
-    if (startup->is_done()) {
-      for (std::string& reason : reasons()) readiness.reasons.push_back(std::move(reason));
+    if (state->stopping) readiness.reasons.push_back("the service is stopping");
+    std::lock_guard lock(state->mutex);
+    if (!state->reasons) {
+      if (!state->stopping)
+        readiness.reasons.push_back("the service is starting; /startupz says how far it is");
+    } else {
+      for (std::string& reason : state->reasons()) readiness.reasons.push_back(std::move(reason));
     }
     return readiness;
   };
@@ -91,10 +97,22 @@ Status Service::start_ops(const std::string& listen, const std::string& key,
   return write_ready_file(false);
 }
 
+std::shared_ptr<void> Service::ready_unless(std::function<std::vector<std::string>()> reasons) {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->reasons = std::move(reasons);
+  }
+  return std::shared_ptr<void>(nullptr, [state = state_](void*) {
+    std::lock_guard lock(state->mutex);
+    state->reasons = nullptr;
+  });
+}
+
 Status Service::write_ready_file(bool is_started) const {
   if (ready_file_.empty()) return OkStatus();
   std::string text = "{\"role\":" + json_text(role_) + ",\"name\":" + json_text(name_) +
-                     ",\"pid\":" + std::to_string(getpid()) + ",\"started\":" + (is_started ? "true" : "false");
+                     ",\"pid\":" + std::to_string(getpid()) +
+                     ",\"started\":" + (is_started ? "true" : "false");
   for (const auto& [what, address] : addresses_) text += "," + json_text(what) + ":" + json_text(address);
   // Written beside and renamed, so that nobody reads half of it.
   const std::string beside = ready_file_ + ".tmp" + std::to_string(getpid());
@@ -117,21 +135,16 @@ void Service::started(const std::vector<std::pair<std::string, std::string>>& ad
   std::string joined;
   for (const auto& [what, address] : addresses_) joined += (joined.empty() ? "" : " ") + what + "=" + address;
   log_info("started", {{"listening", joined}, {"pid", static_cast<int64_t>(getpid())}});
-  if (Status written = write_ready_file(true); !written.ok()) log_error("no ready file", {{"cause", written}});
+  if (Status written = write_ready_file(true); !written.ok())
+    log_error("no ready file", {{"cause", written}});
 }
 
 void Service::wait_for_stop() {
   int number = 0;
   while (sigwait(&state_->signals, &number) != 0) {
   }
-  state_->stop_asked = steady_now();
+  state_->stopping = true;
   log_info("stopping", {{"signal", static_cast<int64_t>(number)}});
-}
-
-bool Service::drain_over(Nanos drain_time) const {
-  timespec none{};
-  if (sigtimedwait(&state_->signals, nullptr, &none) > 0) return true;
-  return steady_now() - state_->stop_asked.load() >= drain_time;
 }
 
 void Service::limit_end(Nanos limit) {
@@ -147,8 +160,10 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   std::string config_file, ready_file;
   std::vector<std::string> sets;
   app.add_option("--config", config_file, "Cluster configuration, YAML (docs/config.md)");
-  app.add_option("--ready-file", ready_file, "Where to write the addresses listened on, as JSON, once they are known");
-  app.add_option("--set", sets, "Override a config key: section.key=value; may be repeated");
+  app.add_option("--ready-file", ready_file,
+                 "Where to write the addresses listened on, as JSON, once they are known");
+  app.add_option("--set", sets, "Override a config key: section.key=value; may be repeated")
+      ->allow_extra_args(false);
   app.set_version_flag("--version", spec.program + " " CONCLAVE_VERSION);
   std::map<std::string, std::string> overrides;  // key -> value
   for (const ServiceFlag& flag : spec.flags) {
@@ -164,7 +179,8 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
     return 2;
   }
 
-  // Every thread inherits this: signals are taken by sigwait alone, and a closed socket is an error, not an end.
+  // Every thread inherits this: signals are taken by sigwait alone, and a closed socket is an error, not an
+  // end.
   auto state = std::make_shared<ServiceState>();
   sigemptyset(&state->signals);
   sigaddset(&state->signals, SIGTERM);
@@ -187,7 +203,8 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   const std::vector<ConfigField> fields = config_fields(service.config_);
   for (const ConfigField& field : fields) known.push_back(field.name());
   for (const auto& [key, value] : overrides) {
-    const auto field = std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return f.name() == key; });
+    const auto field =
+        std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return f.name() == key; });
     if (field == fields.end()) {
       const std::string near = nearest_name(key, known);
       return fail(spec.program, invalid_argument("unknown key '" + key + "'" +

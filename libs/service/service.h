@@ -1,4 +1,5 @@
-// What every service process does alike: flags, configuration, logs, the operations port, the ready file, signals.
+// What every service process does alike: flags, configuration, logs, the operations port, the ready file,
+// signals.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,8 @@ struct ServiceSpec {
   std::vector<ServiceFlag> flags;
 };
 
+struct ServiceState;
+
 class Service {
  public:
   const ClusterConfig& config() const { return config_; }
@@ -41,21 +44,22 @@ class Service {
   MetricsRegistry& metrics() { return metrics_; }
   StartupProgress& startup() { return startup_; }
 
-  // Serves /metrics, /livez, /readyz and /startupz, and writes the ready file a first time. `reasons`: why the service
-  // is not ready, once started; called on the server's thread.
-  Status start_ops(const std::string& listen, const std::string& key, std::function<std::vector<std::string>()> reasons);
+  // Serves /metrics, /livez, /readyz and /startupz, and writes the ready file a first time. `key` names the
+  // config key in errors.
+  Status start_ops(const std::string& listen, const std::string& key);
+  // Why the service is not ready, once started; empty: it is. Asked on the operations server's thread until
+  // the returned guard is destroyed.
+  [[nodiscard]] std::shared_ptr<void> ready_unless(std::function<std::vector<std::string>()> reasons);
   // The service has started and listens on these (name, host:port); goes to the log and the ready file.
   void started(const std::vector<std::pair<std::string, std::string>>& addresses);
   // Returns at SIGTERM or SIGINT. From then on /readyz says that the service is stopping.
   void wait_for_stop();
-  // For a drain: whether the time since the signal is used up, or a second signal came.
-  bool drain_over(Nanos drain_time) const;
-
-  // Ends the process with one line when an end that should take moments takes longer than this. Call after draining.
+  // Ends the process, with a log line, when what is left to do takes longer than this. After wait_for_stop().
   static void limit_end(Nanos limit);
 
  private:
-  friend int run_service(int argc, char** argv, const ServiceSpec& spec, const std::function<Status(Service&)>& body);
+  friend int run_service(int argc, char** argv, const ServiceSpec& spec,
+                         const std::function<Status(Service&)>& body);
   Service() = default;
   Status write_ready_file(bool is_started) const;
 
@@ -66,13 +70,13 @@ class Service {
   Incarnation incarnation_;
   MetricsRegistry metrics_;
   StartupProgress startup_;
-  std::shared_ptr<struct ServiceState> state_;
+  std::shared_ptr<ServiceState> state_;
   std::unique_ptr<OpsServer> ops_;
   std::vector<std::pair<std::string, std::string>> addresses_;
 };
 
-// The whole of main(): parses flags, reads the configuration, sets up logs and signals, runs `body`. Returns the exit
-// code: 0, or 1 with one readable line on stderr; 2 for wrong flags.
+// The whole of main(): parses flags, reads the configuration, sets up logs and signals, runs `body`. Returns
+// the exit code: 0, or 1 with one readable line on stderr; 2 for wrong flags.
 int run_service(int argc, char** argv, const ServiceSpec& spec, const std::function<Status(Service&)>& body);
 
 // Threads to compute with: what is configured, or the cores this process may use.
