@@ -28,6 +28,8 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
         "Requests accepted and not yet started; past it submissions get RESOURCE_EXHAUSTED.");
   f.integer<uint64_t>("max_waiting_tokens", o.max_waiting_tokens, 1, 1ull << 40, "tokens",
                       "Prompt tokens of all waiting requests; past it submissions get RESOURCE_EXHAUSTED.");
+  count("max_inbox_submissions", o.max_inbox_submissions, 10'000'000, "requests",
+        "Submissions received and not yet looked at; past it they get RESOURCE_EXHAUSTED.");
   count("max_running_requests", o.max_running_requests, 1'000'000, "requests",
         "Requests running on all workers together; further ones wait.");
   count("step_token_budget", o.step_token_budget, 65536, "tokens",

@@ -27,7 +27,6 @@ struct MemberClient::Impl {
   // One connection attempt.
   struct Attempt {
     uint64_t number = 0;
-    std::shared_ptr<pb::Cluster::Stub> stub;
     std::shared_ptr<JoinStream> stream;
     std::atomic<bool> welcomed{false};
     std::atomic<bool> refused{false};
@@ -42,6 +41,7 @@ struct MemberClient::Impl {
       : options(std::move(o)),
         handler(h),
         executor(e),
+        stub(pb::Cluster::NewStub(make_channel(options))),
         backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
     set_reason("connecting to the scheduler at " + options.target);
   }
@@ -67,10 +67,11 @@ struct MemberClient::Impl {
     if (stopping || number != attempts) return;
     current = std::make_shared<Attempt>();
     current->number = number;
-    current->stub = pb::Cluster::NewStub(make_channel(options));
     JoinStream::Events events;
     events.on_message = [this, a = current](pb::MemberDown&& m) { on_message(a, std::move(m)); };
-    events.on_end = [this, a = current](const Status& cause) { on_end(a, cause); };
+    events.on_end = [this, number](const Status& cause, std::shared_ptr<JoinStream> stream) {
+      on_end(number, cause, std::move(stream));
+    };
     current->stream = std::make_shared<JoinStream>(options.queue_messages, std::move(events));
     {
       std::lock_guard lock(mutex);
@@ -78,9 +79,8 @@ struct MemberClient::Impl {
     }
     pb::MemberUp first;
     to_proto(hello, first.mutable_hello());
-    current->stream->start(
-        [a = current](auto* context, auto* reactor) { a->stub->async()->Join(context, reactor); },
-        std::move(first));
+    current->stream->start([this](auto* context, auto* reactor) { stub->async()->Join(context, reactor); },
+                           std::move(first));
     LoopExecutor& loop = control.loop();
     timer = loop.post_at(loop.now() + options.connect_deadline, [a = current, this] {
       a->stream->cancel(deadline_exceeded("no welcome within " +
@@ -110,8 +110,8 @@ struct MemberClient::Impl {
     timer = loop.post_at(loop.now() + heartbeat_every, [this] { beat(); });
   }
 
-  void ended(uint64_t number, bool was_refused, const Status& cause) {
-    if (current == nullptr || current->number != number) return;
+  void ended(const Status& cause) {
+    const bool was_refused = current->refused;
     LoopExecutor& loop = control.loop();
     loop.cancel(timer);
     current.reset();
@@ -155,16 +155,19 @@ struct MemberClient::Impl {
     });
   }
 
-  void on_end(const std::shared_ptr<Attempt>& a, const Status& cause) {
-    executor.post([this, side = side, a, cause] {
-      if (!side->alive || side->up != a) return;
+  void on_end(uint64_t number, const Status& cause, std::shared_ptr<JoinStream> stream) {
+    executor.post([this, side = side, number, cause] {
+      if (!side->alive || side->up == nullptr || side->up->number != number) return;
       side->up.reset();
       handler.on_down(cause);
     });
-    control.loop().post(
-        [this, number = a->number, refused = a->refused.load(), cause] { ended(number, refused, cause); });
-    std::lock_guard lock(mutex);
-    if (--streams == 0) no_streams.notify_all();
+    control.loop().post([this, cause, s = std::move(stream)]() mutable {
+      s->forget_events();  // they hold the attempt, which holds the stream
+      s.reset();
+      ended(cause);
+      std::lock_guard lock(mutex);
+      if (--streams == 0) no_streams.notify_all();
+    });
   }
 
   const ClientOptions options;
@@ -179,6 +182,8 @@ struct MemberClient::Impl {
   std::string reason;  // guarded by mutex
   int streams = 0;     // guarded by mutex: streams that gRPC still holds
   std::condition_variable no_streams;
+
+  const std::unique_ptr<pb::Cluster::Stub> stub;
 
   // the control loop's
   Backoff backoff;

@@ -197,8 +197,10 @@ class HttpFrontImpl : public HttpFront {
                              {"owned_by", "conclave"},
                              {"max_model_len", gateway_.context_length()}};
     if (wanted.empty())
-      return {
-          200, "application/json", {}, json::serialize(json::object{{"object", "list"}, {"data", json::array{model}}})};
+      return {200,
+              "application/json",
+              {},
+              json::serialize(json::object{{"object", "list"}, {"data", json::array{model}}})};
     if (wanted == gateway_.model().name) return {200, "application/json", {}, json::serialize(model)};
     return error_response(gateway::with_code(
         with_field(not_found("the model \"" + std::string(wanted.substr(0, 256)) + "\" is not served here"),

@@ -169,7 +169,8 @@ Status parse_messages(const JsonFields& fields, gateway::GenerateRequest& genera
     if (name) clean["name"] = *name;
     out.push_back(std::move(clean));
   }
-  generate.prompt = gateway::ChatPrompt{json::serialize(out)};
+  generate.prompt = gateway::ChatPrompt{
+      json::serialize(json::object{{"messages", std::move(out)}, {"add_generation_prompt", true}})};
   generate.prompt_field = "messages";
   return OkStatus();
 }

@@ -71,9 +71,7 @@ TEST_F(ClusterFaults, AShardDiesAndTheOthersTakeItsExperts) {
   begin_streams();
   cluster->kill_shard(1);
   testing::expect_same(want, finish_streams());
-  const ExchangeMetrics exchange = cluster->worker_metrics(0).exchange;
-  EXPECT_EQ(exchange.peers_down, 1u);
-  EXPECT_EQ(exchange.peers_up, 2u);
+  EXPECT_EQ(cluster->worker_metrics(0).exchange.peers_up, 2u);
 }
 
 TEST_F(ClusterFaults, AllShardsDieAndComeBack) {

@@ -142,7 +142,8 @@ TEST(Http, ChatWholeAndStreamedWithUsage) {
   auto r = http_call(server.port, "POST", "/v1/chat/completions", "{" + messages + "}");
   ASSERT_EQ(r.status, 200) << r.body;
   json::object body = parse(r.body);
-  const std::string expected = R"([chat][{"role":"user","content":"hi"}])";
+  const std::string expected =
+      R"([chat]{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":true})";
   EXPECT_EQ(body.at("object"), "chat.completion");
   EXPECT_EQ(body.at("choices").as_array().at(0).at("message").at("content"), json::string(expected));
   EXPECT_EQ(body.at("choices").as_array().at(0).at("message").at("role"), "assistant");

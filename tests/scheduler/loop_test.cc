@@ -53,7 +53,7 @@ struct Collector : RequestObserver {
   Event done;
 };
 
-// A member on an executor of its own, attached in-process; a shard is ready at once.
+// A member on an executor of its own, attached in-process; a shard is ready at once. Made on that executor.
 class FakeMember : public MemberHandler {
  public:
   FakeMember(SchedulerLoop& loop, Role role, Executor& executor, uint64_t incarnation)
@@ -84,11 +84,8 @@ class FakeMember : public MemberHandler {
   std::unique_ptr<MemberLink> link_;
 };
 
-SchedulerOptions patient() {
+SchedulerOptions quick() {
   SchedulerOptions options;
-  options.lease_ms = 60'000;  // the members here send no heartbeats
-  options.dead_after_ms = 60'000;
-  options.dead_after_trouble_ms = 60'000;
   options.placement_settle_ms = 5;
   return options;
 }
@@ -96,9 +93,9 @@ SchedulerOptions patient() {
 // Threads are stopped before what runs on them is destroyed.
 struct Cluster {
   Cluster() {
-    loop = std::make_unique<SchedulerLoop>(patient(), scheduler_thread.loop());
-    worker = std::make_unique<FakeMember>(*loop, Role::kAttention, member_thread.loop(), 101);
-    shard = std::make_unique<FakeMember>(*loop, Role::kExpert, member_thread.loop(), 201);
+    loop = std::make_unique<SchedulerLoop>(quick(), scheduler_thread.loop());
+    worker = make(Role::kAttention, 101);
+    shard = make(Role::kExpert, 201);
   }
   ~Cluster() {
     member_thread.stop();
@@ -107,6 +104,12 @@ struct Cluster {
     shard.reset();
     second.reset();
     loop.reset();
+  }
+  std::unique_ptr<FakeMember> make(Role role, uint64_t incarnation) {
+    std::unique_ptr<FakeMember> member;
+    member_thread.loop().call(
+        [&] { member = std::make_unique<FakeMember>(*loop, role, member_thread.loop(), incarnation); });
+    return member;
   }
   void wait_ready() {
     for (int i = 0; i < 3000 && !loop->fleet().ready; ++i) {
@@ -143,6 +146,22 @@ TEST(Loop, ServesRequestsFromSeveralThreads) {
   EXPECT_EQ(cluster.loop->metrics().requests_finished_length, 60u);
 }
 
+TEST(Loop, MembersOfThisProcessKeepTheirLease) {
+  LoopExecutor executor;  // all on one thread that the test turns
+  SchedulerOptions options = quick();
+  options.lease_ms = 10;
+  options.dead_after_ms = 30;
+  options.dead_after_trouble_ms = 30;
+  SchedulerLoop loop(options, executor);
+  FakeMember worker(loop, Role::kAttention, executor, 101);
+  EXPECT_TRUE(executor.run_until([&] { return loop.metrics().workers == 1; }, 30 * kSecond));
+  const TimePoint later = executor.now() + 150 * kMillisecond;
+  EXPECT_TRUE(executor.run_until([&] { return executor.now() > later; }, 30 * kSecond));
+  EXPECT_EQ(loop.metrics().members_lost, 0u);
+  EXPECT_EQ(loop.metrics().workers, 1u);
+  worker.drop_link();
+}
+
 TEST(Loop, RefusesAndCancels) {
   Cluster cluster;
   cluster.wait_ready();
@@ -166,8 +185,7 @@ TEST(Loop, ALostWorkersRequestsGoOnAtAnother) {
   cluster.loop->submit(r, observer);
   ASSERT_TRUE(observer->some.wait());
   cluster.member_thread.loop().call([&] { cluster.worker->drop_link(); });
-  cluster.second =
-      std::make_unique<FakeMember>(*cluster.loop, Role::kAttention, cluster.member_thread.loop(), 102);
+  cluster.second = cluster.make(Role::kAttention, 102);
   ASSERT_TRUE(observer->done.wait());
   EXPECT_EQ(observer->tokens, oracle_answer(r.prompt, r.sampling));
 }
@@ -176,8 +194,7 @@ TEST(Loop, ARefusedMemberJoinsUnderANewIncarnation) {
   Cluster cluster;
   cluster.wait_ready();
   cluster.member_thread.loop().call([&] { cluster.worker->drop_link(); });
-  cluster.second =
-      std::make_unique<FakeMember>(*cluster.loop, Role::kAttention, cluster.member_thread.loop(), 101);
+  cluster.second = cluster.make(Role::kAttention, 101);
   auto observer = std::make_shared<Collector>();
   cluster.loop->submit(Harness::request(1, 12, 9), observer);
   ASSERT_TRUE(observer->done.wait());
@@ -239,7 +256,7 @@ TEST(Loop, DestroyingTheLoopTellsItsMembers) {
     Status why;
     Event down;
   } handler;
-  auto loop = std::make_unique<SchedulerLoop>(patient(), scheduler_executor);
+  auto loop = std::make_unique<SchedulerLoop>(quick(), scheduler_executor);
   auto link = loop->attach_member(handler, member_thread.loop());
   EXPECT_TRUE(scheduler_executor.run_until([&] { return loop->metrics().workers == 1; }, 30 * kSecond));
   loop.reset();

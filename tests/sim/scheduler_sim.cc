@@ -230,11 +230,9 @@ void SchedulerSim::do_action(SendMember& action) {
   Node& node = *session.node;
   session.down_at = std::max(session.down_at, now_ + between(kMicrosecond, 3 * kMillisecond));
   at(session.down_at, [this, &node, id = action.session, message = std::move(action.message)]() mutable {
-    if (node.session == id) {
-      node_later(node, 0, [this, &node, id, message = std::move(message)]() mutable {
-        if (node.session == id) node_receives(node, std::move(message));
-      });
-    }
+    if (node.session != id) return;
+    node.inbox.push_back(std::move(message));
+    drain(node);
   });
 }
 

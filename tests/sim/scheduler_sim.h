@@ -75,6 +75,8 @@ class SchedulerSim {
   void disconnect(Node& node);
   void crash(Node& node);
   void heartbeat(Node& node, uint64_t life);
+  void drain(Node& node);
+  void hang(Node& node, TimePoint until);
   void node_receives(Node& node, ToMember message);
   void run_next_plan(Node& node);
   void send_up(Node& node, FromMember message);

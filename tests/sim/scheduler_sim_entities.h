@@ -22,6 +22,7 @@ struct SchedulerSim::Node {
   SessionId session;
   TimePoint hung_until = 0;
   ModelWorker model{1};
+  std::deque<ToMember> inbox;  // arrived while it hung
   std::deque<BatchPlan> plans;
   bool busy = false;
   Epoch epoch;

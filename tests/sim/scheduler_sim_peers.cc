@@ -21,7 +21,7 @@ SchedulerSim::Node& SchedulerSim::add_node(Role role, const std::string& name) {
   return node;
 }
 
-// A hung process does nothing until it goes on; what came meanwhile waits, in order.
+// A hung process does nothing until it goes on.
 void SchedulerSim::node_later(Node& node, Nanos delay, std::function<void()> task) {
   const TimePoint when = std::max(now_ + delay, node.hung_until);
   if (when == now_) return task();
@@ -35,6 +35,7 @@ void SchedulerSim::connect(Node& node) {
   node.session = SessionId(next_session_++);
   sessions_[node.session].node = &node;
   node.model = ModelWorker(node.kv_blocks);
+  node.inbox.clear();
   node.plans.clear();
   node.busy = false;
   Hello hello;
@@ -59,6 +60,7 @@ void SchedulerSim::disconnect(Node& node) {
   if (!node.session) return;
   sessions_.at(node.session).alive = false;
   node.session = {};
+  node.inbox.clear();
   ++node.life;
   if (!random_.chance(0.2))
     node.incarnation = Incarnation(next_incarnation_++);  // else it tries the old one again
@@ -99,6 +101,20 @@ void SchedulerSim::send_up(Node& node, FromMember message) {
        // What a dead process had sent may or may not arrive; here it does not.
        if (life == scheduler_life_ && sessions_.at(id).alive) to_core(MemberMessage{id, std::move(message)});
      });
+}
+
+void SchedulerSim::hang(Node& node, TimePoint until) {
+  count("hung");
+  node.hung_until = std::max(node.hung_until, until);
+  at(node.hung_until, [this, &node] { drain(node); });
+}
+
+void SchedulerSim::drain(Node& node) {
+  while (!node.inbox.empty() && now_ >= node.hung_until) {
+    ToMember message = std::move(node.inbox.front());
+    node.inbox.pop_front();
+    node_receives(node, std::move(message));
+  }
 }
 
 void SchedulerSim::node_receives(Node& node, ToMember message) {
@@ -279,8 +295,7 @@ void SchedulerSim::chaos() {
       crash(node);
       break;
     case 2:
-      count("hung");
-      node.hung_until = now_ + between(50 * kMillisecond, 3 * kSecond);
+      hang(node, now_ + between(50 * kMillisecond, 3 * kSecond));
       break;
     case 3:
     case 4:
