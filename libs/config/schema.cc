@@ -81,8 +81,8 @@ void scheduler_fields(FieldList& f, SchedulerConfig& c) {
 
 void router_fields(FieldList& f, RouterConfig& c) {
   f.section("router");
-  f.address("http_listen", c.http_listen, false, "Address of the OpenAI-compatible HTTP API.");
-  f.address("grpc_listen", c.grpc_listen, false, "Address of the gRPC API.");
+  f.address("http_listen", c.http_listen, true, "Address of the OpenAI-compatible HTTP API; empty: none.");
+  f.address("grpc_listen", c.grpc_listen, true, "Address of the gRPC API; empty: none.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
   f.integer<uint32_t>("max_requests", c.max_requests, 1, 1000000, "requests",
                       "Requests open at once; past it HTTP 429 and RESOURCE_EXHAUSTED.");

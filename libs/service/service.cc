@@ -50,7 +50,7 @@ int fail(const std::string& program, const Status& status) {
   const std::string message = message_of(status);
   const bool named = field.empty() || message.find(field) != std::string::npos;
   std::fprintf(stderr, "%s: %s%s\n", program.c_str(), named ? "" : (field + ": ").c_str(), message.c_str());
-  return 1;
+  return kExitCannotStart;
 }
 
 std::string json_text(const std::string& text) {
@@ -176,7 +176,7 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     std::fprintf(stderr, "%s: %s; --help lists the flags\n", spec.program.c_str(), error.what());
-    return 2;
+    return kExitCannotStart;
   }
 
   // Every thread inherits this: signals are taken by sigwait alone, and a closed socket is an error, not an
