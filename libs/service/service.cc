@@ -132,9 +132,16 @@ Status Service::write_ready_file(bool is_started) const {
 void Service::started(const std::vector<std::pair<std::string, std::string>>& addresses) {
   addresses_.insert(addresses_.end(), addresses.begin(), addresses.end());
   startup_.done();
-  std::string joined;
-  for (const auto& [what, address] : addresses_) joined += (joined.empty() ? "" : " ") + what + "=" + address;
-  log_info("started", {{"listening", joined}, {"pid", static_cast<int64_t>(getpid())}});
+  // One field an address, so that scripts can find a chosen port in the log too.
+  const auto field = [this](size_t i) { return LogField(addresses_[i].first, addresses_[i].second); };
+  const LogField pid("pid", static_cast<int64_t>(getpid()));
+  if (addresses_.size() >= 3) {
+    log_info("listening", {pid, field(0), field(1), field(2)});
+  } else if (addresses_.size() == 2) {
+    log_info("listening", {pid, field(0), field(1)});
+  } else {
+    log_info("listening", {pid, field(0)});
+  }
   if (Status written = write_ready_file(true); !written.ok())
     log_error("no ready file", {{"cause", written}});
 }
