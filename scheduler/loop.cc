@@ -85,6 +85,9 @@ void SchedulerLoop::Driver::finish_round() {
 void SchedulerLoop::Driver::on_timer() {
   timer_ = {};
   timer_at_ = kNever;
+  for (const auto& [session, joined] : std::map(in_process_)) {  // a copy: feeding may close sessions
+    if (joined) feed(MemberMessage{session, Heartbeat{}});
+  }
   feed(Tick{});
   finish_round();
 }
@@ -110,6 +113,7 @@ void SchedulerLoop::Driver::perform(CloseMember& action) {
   if (it == members_.end()) return;
   const auto session = std::move(it->second);
   members_.erase(it);
+  in_process_.erase(action.session);
   session->close(action.cause);
 }
 
@@ -165,21 +169,27 @@ void SchedulerLoop::Driver::submit_local(AcceptedRequest request, std::shared_pt
 // --- Driver: any thread
 // -------------------------------------------------------------------------------------------
 
-SessionId SchedulerLoop::Driver::member_connected(std::shared_ptr<MemberSession> session) {
+SessionId SchedulerLoop::Driver::member_connected(std::shared_ptr<MemberSession> session, bool in_process) {
   const SessionId id = next_session();
-  push([id, session = std::move(session)](Driver& driver) { driver.members_.emplace(id, session); });
+  push([id, in_process, session = std::move(session)](Driver& driver) {
+    driver.members_.emplace(id, session);
+    if (in_process) driver.in_process_.emplace(id, false);
+  });
   return id;
 }
 
 void SchedulerLoop::Driver::on_member_message(SessionId session, FromMember message) {
   push([session, message = std::move(message)](Driver& driver) mutable {
     // After a close from this side the rest of the session's messages has no meaning.
-    if (driver.members_.contains(session)) driver.feed(MemberMessage{session, std::move(message)});
+    if (!driver.members_.contains(session)) return;
+    driver.feed(MemberMessage{session, std::move(message)});
+    if (const auto it = driver.in_process_.find(session); it != driver.in_process_.end()) it->second = true;
   });
 }
 
 void SchedulerLoop::Driver::member_closed(SessionId session, Status cause) {
   push([session, cause = std::move(cause)](Driver& driver) {
+    driver.in_process_.erase(session);
     if (driver.members_.erase(session) > 0) driver.feed(MemberLost{session, cause});
   });
 }
@@ -277,7 +287,7 @@ std::unique_ptr<MemberLink> SchedulerLoop::attach_member(MemberHandler& handler,
   InProcessLink::Scheduler scheduler;
   scheduler.connected = [weak](std::shared_ptr<MemberSession> session) {
     const auto driver = weak.lock();
-    return driver ? driver->member_connected(std::move(session)) : SessionId();
+    return driver ? driver->member_connected(std::move(session), true) : SessionId();
   };
   scheduler.message = [weak](SessionId session, FromMember message) {
     if (const auto driver = weak.lock()) driver->on_member_message(session, std::move(message));
@@ -293,5 +303,7 @@ void SchedulerLoop::status(std::function<void(const StatusSnapshot&)> done) {
 }
 
 SchedulerMetrics SchedulerLoop::metrics() const { return driver_->metrics(); }
+
+Status SchedulerLoop::audit() const { return driver_->core_.audit(); }
 
 }  // namespace conclave::scheduler

@@ -65,11 +65,12 @@ class SchedulerLoop : public SchedulerPort {
   void cancel(RequestId id) override;
   FleetInfo fleet() const override;
 
-  // --- a member of this process. The handler is called on member_executor only, and hello() is asked for
-  // there; after a refusal or a close the link connects again with back-off, as a remote one does. Destroying
-  // the link (on member_executor, or once that runs no more tasks) is the loss of the member; the handler is
-  // not called afterwards. The loop must outlive the link's use: a link whose loop is gone drops what it is
-  // given.
+  // --- a member of this process. Call it on member_executor or before that runs, since the handler may be
+  // called as soon as this returns. The handler is called on member_executor only, and hello() is asked for
+  // there; after a refusal or a close the link connects again with back-off, as a remote one does. Its lease
+  // is renewed by the loop. Destroying the link (on member_executor, or once that runs no more tasks) is the
+  // loss of the member; the handler is not called afterwards. The loop must outlive the link's use: a link
+  // whose loop is gone drops what it is given.
   std::unique_ptr<MemberLink> attach_member(MemberHandler& handler, Executor& member_executor);
 
   // --- for people and metrics.
@@ -77,6 +78,8 @@ class SchedulerLoop : public SchedulerPort {
   void status(std::function<void(const StatusSnapshot&)> done);
   // As of the end of the last step of the loop.
   SchedulerMetrics metrics() const;
+  // The core's recount (core.h). On the executor; for tests.
+  Status audit() const;
 
  private:
   class Driver;

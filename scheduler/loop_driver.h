@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,7 +33,7 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
     return resource_exhausted("the scheduler is behind: " + std::to_string(max_inbox_submissions_) +
                               " submissions are unread (max_inbox_submissions); try again later");
   }
-  SessionId member_connected(std::shared_ptr<MemberSession> session);
+  SessionId member_connected(std::shared_ptr<MemberSession> session, bool in_process = false);
   void on_member_message(SessionId session, FromMember message);
   void member_closed(SessionId session, Status cause);
   FleetInfo fleet() const {
@@ -81,6 +82,9 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   TimerId timer_;
   TimePoint timer_at_ = kNever;
   std::unordered_map<SessionId, std::shared_ptr<MemberSession>> members_;
+  // Members of this process. They cannot vanish without their link, and one busy with a long computation is
+  // no less alive, so their leases are renewed here. True once they said hello.
+  std::map<SessionId, bool> in_process_;
   std::unordered_map<SessionId, std::shared_ptr<GatewaySession>> gateways_;
   std::unordered_map<RequestId, std::shared_ptr<RequestObserver>> observers_;
   std::shared_ptr<RequestObserver> submitting_;

@@ -23,6 +23,8 @@ using make::TensorPlan;
 constexpr size_t kChunkBytes = 4u << 20;
 constexpr uint64_t kMinFileBytes = 1u << 20;
 constexpr uint64_t kMaxFileBytes = 4ull << 30;
+// Tensors one checkpoint may have: five times what MiniMax-M2 has. The plan of each takes some hundred bytes.
+constexpr uint64_t kMaxTensors = 500'000;
 constexpr Nanos kProgressEvery = 250 * kMillisecond;
 
 Status file_error(const std::string& path) { return invalid_field(path, path + ": " + std::strerror(errno)); }
@@ -241,6 +243,12 @@ Status write_all(Maker& maker, const make::MadeConfig& config) {
 StatusOr<MakeReport> make_checkpoint(const MakeOptions& options) {
   if (options.out.empty()) return invalid_field("out", "the directory to write to is not given");
   ASSIGN_OR_RETURN(const make::MadeConfig config, make::make_config(options));
+  const uint64_t experts = uint64_t{config.spec.num_layers} * config.spec.num_experts;
+  if (experts * (options.dtype == "fp8" ? 6 : 3) > kMaxTensors) {
+    return invalid_field("num_local_experts", std::to_string(experts) +
+                                                  " experts make more than the limit of " +
+                                                  std::to_string(kMaxTensors) + " tensors");
+  }
   std::error_code error;
   const bool existed = fs::exists(options.out, error);
   if (existed && (!fs::is_directory(options.out, error) || !fs::is_empty(options.out, error))) {

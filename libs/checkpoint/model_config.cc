@@ -7,106 +7,19 @@
 #include <limits>
 #include <vector>
 
+#include "libs/checkpoint/config_fields.h"
 #include "libs/checkpoint/json.h"
 
 namespace conclave {
 namespace {
 
-// Upper limits that no model of these families comes near; they keep all size arithmetic inside 64 bits.
-constexpr uint64_t kMaxWidth = 1u << 20;
-constexpr uint64_t kMaxLayers = 4096;
-constexpr uint64_t kMaxExperts = 65535;  // expert ids are 16 bits wide
-constexpr uint64_t kMaxVocab = 1u << 24;
-constexpr uint64_t kMaxPositions = 1u << 30;
-
-constexpr const char* kConfig = "config.json";
-constexpr const char* kGeneration = "generation_config.json";
-constexpr const char* kTokenizerConfig = "tokenizer_config.json";
-
-// Reads fields of one object and records what is wrong with them.
-class Fields {
- public:
-  Fields(const json::object& object, std::string file, FaultList& faults)
-      : object_(object), file_(std::move(file)), faults_(faults) {}
-
-  void fault(std::string_view key, std::string_view what) {
-    faults_.add(file_ + ": " + std::string(key), what);
-  }
-
-  const json::value* find(std::string_view key) const { return json::find(object_, key); }
-
-  // A whole number in [low, high]; absent is a fault unless there is a fallback.
-  uint64_t count(std::string_view key, uint64_t low, uint64_t high,
-                 std::optional<uint64_t> fallback = std::nullopt) {
-    const json::value* v = find(key);
-    if (v == nullptr) {
-      if (!fallback) fault(key, "missing");
-      return fallback.value_or(0);
-    }
-    const auto n = json::as_count(*v);
-    if (!n || *n < low || *n > high) {
-      fault(key, "must be a whole number from " + std::to_string(low) + " to " + std::to_string(high) +
-                     ", got " + printable(boost::json::serialize(*v)));
-      return 0;
-    }
-    return *n;
-  }
-
-  std::optional<double> number(std::string_view key) {
-    const json::value* v = find(key);
-    if (v == nullptr) return std::nullopt;
-    const auto n = json::as_number(*v);
-    if (!n) fault(key, "must be a number, got " + json::type_name(*v));
-    return n;
-  }
-
-  bool flag(std::string_view key, bool fallback) {
-    const json::value* v = find(key);
-    if (v == nullptr) return fallback;
-    if (!v->is_bool()) {
-      fault(key, "must be true or false, got " + json::type_name(*v));
-      return fallback;
-    }
-    return v->get_bool();
-  }
-
-  std::optional<std::string> text(std::string_view key) {
-    const json::value* v = find(key);
-    if (v == nullptr) return std::nullopt;
-    if (!v->is_string()) {
-      fault(key, "must be a string, got " + json::type_name(*v));
-      return std::nullopt;
-    }
-    return std::string(json::view(v->get_string()));
-  }
-
-  // A token id or a list of them, each below `vocab`.
-  std::vector<TokenId> token_ids(std::string_view key, uint32_t vocab) {
-    std::vector<TokenId> ids;
-    const json::value* v = find(key);
-    if (v == nullptr) return ids;
-    auto one = [&](const json::value& item) {
-      const auto n = json::as_count(item);
-      if (!n || *n >= vocab) {
-        fault(key, "must be a token id below vocab_size " + std::to_string(vocab) + ", got " +
-                       printable(boost::json::serialize(item)));
-      } else {
-        ids.push_back(static_cast<TokenId>(*n));
-      }
-    };
-    if (v->is_array()) {
-      for (const json::value& item : v->get_array()) one(item);
-    } else {
-      one(*v);
-    }
-    return ids;
-  }
-
- private:
-  const json::object& object_;
-  std::string file_;
-  FaultList& faults_;
-};
+using config::Fields;
+using config::kConfig;
+using config::kMaxExperts;
+using config::kMaxLayers;
+using config::kMaxPositions;
+using config::kMaxVocab;
+using config::kMaxWidth;
 
 // The rotated part of a head: rotary_dim, or partial_rotary_factor (of the config or of rope_parameters)
 // times head_dim. Files may have any of them, and must not contradict themselves.
@@ -227,97 +140,6 @@ void layer_kinds(Fields& config, ModelSpec& spec) {
   if (config.find("sliding_window") != nullptr) config.fault("sliding_window", "not supported");
 }
 
-// The id of a token by its text, from tokenizer_config's added_tokens_decoder or tokenizer.json's
-// added_tokens.
-std::optional<TokenId> token_id_of(const std::string& content, const json::object& tokenizer_config,
-                                   const std::optional<std::string>& tokenizer, FaultList& faults) {
-  auto content_is = [&](const json::value& entry) {
-    if (!entry.is_object()) return false;
-    const json::value* c = json::find(entry.get_object(), "content");
-    return c != nullptr && c->is_string() && json::view(c->get_string()) == content;
-  };
-  const json::value* decoder = json::find(tokenizer_config, "added_tokens_decoder");
-  if (decoder != nullptr && decoder->is_object()) {
-    for (const auto& [key, entry] : decoder->get_object()) {
-      if (!content_is(entry)) continue;
-      const std::string digits(key.data(), key.size());
-      if (!digits.empty() && digits.size() < 10 &&
-          digits.find_first_not_of("0123456789") == std::string::npos) {
-        return static_cast<TokenId>(std::stoul(digits));
-      }
-    }
-  }
-  if (!tokenizer) return std::nullopt;
-  auto parsed = json::parse_object(*tokenizer, "tokenizer.json");
-  if (!parsed.ok()) {
-    faults.add("tokenizer.json", message_of(parsed.status()));
-    return std::nullopt;
-  }
-  const json::value* added = json::find(*parsed, "added_tokens");
-  if (added == nullptr || !added->is_array()) return std::nullopt;
-  for (const json::value& entry : added->get_array()) {
-    if (!content_is(entry)) continue;
-    const json::value* id = json::find(entry.get_object(), "id");
-    const auto n = id != nullptr ? json::as_count(*id) : std::nullopt;
-    if (n && *n < kMaxVocab) return static_cast<TokenId>(*n);
-  }
-  return std::nullopt;
-}
-
-// A token field of tokenizer_config: a string, or an object with "content".
-std::optional<std::string> token_text(const json::object& o, std::string_view key) {
-  const json::value* v = json::find(o, key);
-  if (v != nullptr && v->is_object()) v = json::find(v->get_object(), "content");
-  if (v == nullptr || !v->is_string()) return std::nullopt;
-  return std::string(json::view(v->get_string()));
-}
-
-void token_defaults(const ConfigTexts& texts, Fields& config, ModelSpec& spec, FaultList& faults) {
-  json::object generation;
-  if (texts.generation_config) {
-    auto parsed = json::parse_object(*texts.generation_config, kGeneration);
-    if (parsed.ok()) {
-      generation = std::move(*parsed);
-    } else {
-      faults.add(kGeneration, message_of(parsed.status()));
-    }
-  }
-  Fields g(generation, kGeneration, faults);
-  spec.stop_token_ids = g.token_ids("eos_token_id", spec.vocab_size);
-  const auto bos = g.token_ids("bos_token_id", spec.vocab_size);
-  if (!bos.empty()) spec.bos_token_id = bos.front();
-  if (g.flag("do_sample", true)) {
-    if (const auto t = g.number("temperature")) {
-      if (!(*t >= 0 && *t <= 100)) g.fault("temperature", "must be from 0 to 100");
-      spec.default_temperature = static_cast<float>(*t);
-    }
-    if (const auto p = g.number("top_p")) {
-      if (!(*p > 0 && *p <= 1)) g.fault("top_p", "must be in (0, 1]");
-      spec.default_top_p = static_cast<float>(*p);
-    }
-    if (g.find("top_k") != nullptr)
-      spec.default_top_k = static_cast<uint32_t>(g.count("top_k", 0, kMaxVocab));
-  } else {
-    spec.default_temperature = 0.0f;
-  }
-  if (spec.stop_token_ids.empty() && texts.tokenizer_config) {
-    auto parsed = json::parse_object(*texts.tokenizer_config, kTokenizerConfig);
-    if (!parsed.ok()) {
-      faults.add(kTokenizerConfig, message_of(parsed.status()));
-    } else if (const auto eos = token_text(*parsed, "eos_token")) {
-      const auto id = token_id_of(*eos, *parsed, texts.tokenizer, faults);
-      if (id && *id < spec.vocab_size) spec.stop_token_ids.push_back(*id);
-    }
-  }
-  // Last resort: config.json carries defaults of other models in some re-releases.
-  if (spec.stop_token_ids.empty()) spec.stop_token_ids = config.token_ids("eos_token_id", spec.vocab_size);
-  if (spec.stop_token_ids.empty()) {
-    spec.notes.push_back(
-        "no stop token in generation_config.json, tokenizer_config.json or config.json: only max_tokens ends "
-        "an answer");
-  }
-}
-
 // Refuses other families before their fields make a confusing list.
 bool known_family(Fields& config, ModelSpec& spec) {
   const auto type = config.text("model_type");
@@ -421,7 +243,7 @@ ParsedConfig parse_config(const ConfigTexts& texts, const std::string& name, Fau
   check_conventions(config, spec);
   layer_kinds(config, spec);
   spec.weight_block = weight_block(config, faults);
-  if (spec.vocab_size != 0) token_defaults(texts, config, spec, faults);
+  if (spec.vocab_size != 0) config::token_defaults(texts, config, spec, faults);
 
   const uint64_t modules = config.count("num_mtp_modules", 0, kMaxLayers, 0);
   if (modules > 0 || config.flag("use_mtp", false)) {
@@ -462,8 +284,8 @@ StatusOr<ParsedConfig> read_config(const std::string& dir) {
     }
     return OkStatus();
   };
-  RETURN_IF_ERROR(optional_file(kGeneration, json::kMaxConfigBytes, texts.generation_config));
-  RETURN_IF_ERROR(optional_file(kTokenizerConfig, json::kMaxConfigBytes, texts.tokenizer_config));
+  RETURN_IF_ERROR(optional_file(config::kGeneration, json::kMaxConfigBytes, texts.generation_config));
+  RETURN_IF_ERROR(optional_file(config::kTokenizerConfig, json::kMaxConfigBytes, texts.tokenizer_config));
   FaultList faults;
   ParsedConfig parsed = parse_config(texts, directory_name(dir), faults);
   if (faults.empty() && parsed.spec.stop_token_ids.empty()) {

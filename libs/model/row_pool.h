@@ -1,6 +1,6 @@
-// Row memory that is used again: a RowBuffer from here comes back to the pool when its last holder (a message in
-// flight, a receiver over loopback) lets go of it, on whatever thread that is. Keeps big allocations out of the token
-// path. Bound: at most `max_kept` buffers wait in the pool; more are freed.
+// Row memory that is used again: a RowBuffer from here comes back to the pool when its last holder (a message
+// in flight, a receiver over loopback) lets go of it, on whatever thread that is. Keeps big allocations out
+// of the token path. Bound: at most `max_kept` buffers wait in the pool; more are freed.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,11 @@
 // One bidirectional stream as the client sees it, over gRPC's callback API: a bounded queue of messages to
 // write, reads with a window, one end. Internal to libs/rpc. Any thread; the callbacks come on gRPC's
 // threads.
+//
+// A stream keeps its channel, and gRPC 1.51 stops and joins its callback threads when the last channel goes:
+// that must not happen on one of them. So the end hands the stream itself to on_end, which passes it on to a
+// thread of ours, and on_end owns nothing of the stream. (Seen without this: an abort in
+// grpc_cq_internal_unref.)
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -25,8 +30,9 @@ class ClientStream final : public grpc::ClientBidiReactor<Up, Down>,
                            public std::enable_shared_from_this<ClientStream<Up, Down>> {
  public:
   struct Events {
-    std::function<void(Down&& message)> on_message;   // one at a time, in order
-    std::function<void(const Status& cause)> on_end;  // once, last
+    std::function<void(Down&& message)> on_message;  // one at a time, in order
+    // Once, last. Drop `stream` on a thread of ours.
+    std::function<void(const Status& cause, std::shared_ptr<ClientStream> stream)> on_end;
   };
 
   ClientStream(size_t queue_limit, Events events) : queue_limit_(queue_limit), events_(std::move(events)) {}
@@ -76,6 +82,9 @@ class ClientStream final : public grpc::ClientBidiReactor<Up, Down>,
     end_locked();
     context_.TryCancel();
   }
+
+  // After on_end, on a thread of ours: breaks the cycle with whatever the callbacks own.
+  void forget_events() { events_ = {}; }
 
   // The receiver has dealt with one message.
   void processed() {
@@ -147,9 +156,8 @@ class ClientStream final : public grpc::ClientBidiReactor<Up, Down>,
     }
     if (cause.ok())
       cause = status.ok() ? unavailable("the scheduler closed the connection") : from_grpc(status);
-    events_.on_end(cause);
-    events_ = {};
-    self_.reset();  // may destroy this
+    const auto on_end = std::move(events_.on_end);
+    on_end(cause, std::move(self_));  // from here on this may be gone
   }
 
   const size_t queue_limit_;

@@ -46,8 +46,14 @@ void route_grpc_logs(void (*sink)(const char* file, int line, const char* messag
 
 std::shared_ptr<grpc::Channel> make_channel(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
-  // Each attempt is a connection of its own: no back-off left over from an earlier one delays it.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // The pauses are ours (backoff.h); gRPC's own stay at their shortest, 100 ms.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   to_ms(options.connect_deadline));  // of one attempt to connect
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS,
+                   1000);  // a restarted scheduler may have moved
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options.keepalive_time));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options.keepalive_timeout));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);

@@ -11,8 +11,8 @@
 
 namespace conclave::rpc {
 
-// Sends gRPC's and protobuf's own log lines (severity ERROR) to `sink`, and drops the rest, so that a service's log stays
-// JSON lines. Null: drops all. Once, before the first channel or server.
+// Sends gRPC's and protobuf's own log lines (severity ERROR) to `sink`, and drops the rest, so that a
+// service's log stays JSON lines. Null: drops all. Once, before the first channel or server.
 void route_grpc_logs(void (*sink)(const char* file, int line, const char* message));
 
 // A channel of its own (no connection shared with another), with keepalive and message limits set.

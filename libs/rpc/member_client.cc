@@ -27,7 +27,6 @@ struct MemberClient::Impl {
   // One connection attempt.
   struct Attempt {
     uint64_t number = 0;
-    std::shared_ptr<pb::Cluster::Stub> stub;
     std::shared_ptr<JoinStream> stream;
     std::atomic<bool> welcomed{false};
     std::atomic<bool> refused{false};
@@ -38,10 +37,12 @@ struct MemberClient::Impl {
     std::shared_ptr<Attempt> up;  // the connection whose welcome the handler has seen
   };
 
-  Impl(ClientOptions o, MemberHandler& h, Executor& e)
+  Impl(ClientOptions o, MemberHandler& h, Executor& e, std::function<Heartbeat()> b)
       : options(std::move(o)),
         handler(h),
         executor(e),
+        heartbeat(std::move(b)),
+        stub(pb::Cluster::NewStub(make_channel(options))),
         backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
     set_reason("connecting to the scheduler at " + options.target);
   }
@@ -67,10 +68,11 @@ struct MemberClient::Impl {
     if (stopping || number != attempts) return;
     current = std::make_shared<Attempt>();
     current->number = number;
-    current->stub = pb::Cluster::NewStub(make_channel(options));
     JoinStream::Events events;
     events.on_message = [this, a = current](pb::MemberDown&& m) { on_message(a, std::move(m)); };
-    events.on_end = [this, a = current](const Status& cause) { on_end(a, cause); };
+    events.on_end = [this, number](const Status& cause, std::shared_ptr<JoinStream> stream) {
+      on_end(number, cause, std::move(stream));
+    };
     current->stream = std::make_shared<JoinStream>(options.queue_messages, std::move(events));
     {
       std::lock_guard lock(mutex);
@@ -78,9 +80,8 @@ struct MemberClient::Impl {
     }
     pb::MemberUp first;
     to_proto(hello, first.mutable_hello());
-    current->stream->start(
-        [a = current](auto* context, auto* reactor) { a->stub->async()->Join(context, reactor); },
-        std::move(first));
+    current->stream->start([this](auto* context, auto* reactor) { stub->async()->Join(context, reactor); },
+                           std::move(first));
     LoopExecutor& loop = control.loop();
     timer = loop.post_at(loop.now() + options.connect_deadline, [a = current, this] {
       a->stream->cancel(deadline_exceeded("no welcome within " +
@@ -102,16 +103,16 @@ struct MemberClient::Impl {
     // One that still waits to be written renews the lease as well as another would.
     if (current->stream->queued() == 0) {
       pb::MemberUp message;
-      message.mutable_heartbeat()->set_epoch(epoch.load(std::memory_order_relaxed));
-      message.mutable_heartbeat()->set_queue_depth(queue_depth.load(std::memory_order_relaxed));
+      const Heartbeat beat = heartbeat ? heartbeat() : Heartbeat{Epoch(epoch.load()), queue_depth.load()};
+      to_proto(FromMember(beat), &message);
       current->stream->write(std::move(message));
     }
     LoopExecutor& loop = control.loop();
     timer = loop.post_at(loop.now() + heartbeat_every, [this] { beat(); });
   }
 
-  void ended(uint64_t number, bool was_refused, const Status& cause) {
-    if (current == nullptr || current->number != number) return;
+  void ended(const Status& cause) {
+    const bool was_refused = current->refused;
     LoopExecutor& loop = control.loop();
     loop.cancel(timer);
     current.reset();
@@ -135,6 +136,7 @@ struct MemberClient::Impl {
       return;
     }
     if (const auto* welcome = std::get_if<Welcome>(&*converted)) {
+      ever_welcomed = true;
       if (a->welcomed.exchange(true)) {
         a->stream->cancel(invalid_argument("invalid message from the scheduler: a second welcome"));
         return;
@@ -155,23 +157,28 @@ struct MemberClient::Impl {
     });
   }
 
-  void on_end(const std::shared_ptr<Attempt>& a, const Status& cause) {
-    executor.post([this, side = side, a, cause] {
-      if (!side->alive || side->up != a) return;
+  void on_end(uint64_t number, const Status& cause, std::shared_ptr<JoinStream> stream) {
+    executor.post([this, side = side, number, cause] {
+      if (!side->alive || side->up == nullptr || side->up->number != number) return;
       side->up.reset();
       handler.on_down(cause);
     });
-    control.loop().post(
-        [this, number = a->number, refused = a->refused.load(), cause] { ended(number, refused, cause); });
-    std::lock_guard lock(mutex);
-    if (--streams == 0) no_streams.notify_all();
+    control.loop().post([this, cause, s = std::move(stream)]() mutable {
+      s->forget_events();  // they hold the attempt, which holds the stream
+      s.reset();
+      ended(cause);
+      std::lock_guard lock(mutex);
+      if (--streams == 0) no_streams.notify_all();
+    });
   }
 
   const ClientOptions options;
   MemberHandler& handler;
   Executor& executor;
+  const std::function<Heartbeat()> heartbeat;
   const std::shared_ptr<ExecutorSide> side = std::make_shared<ExecutorSide>();
 
+  std::atomic<bool> ever_welcomed{false};
   std::atomic<uint64_t> epoch{0};  // of the last heartbeat that the member sent itself
   std::atomic<uint32_t> queue_depth{0};
 
@@ -179,6 +186,8 @@ struct MemberClient::Impl {
   std::string reason;  // guarded by mutex
   int streams = 0;     // guarded by mutex: streams that gRPC still holds
   std::condition_variable no_streams;
+
+  const std::unique_ptr<pb::Cluster::Stub> stub;
 
   // the control loop's
   Backoff backoff;
@@ -192,8 +201,9 @@ struct MemberClient::Impl {
   LoopThread control{LoopExecutor::Options{.spin_ns = 0}};  // last: its tasks use everything above
 };
 
-MemberClient::MemberClient(ClientOptions options, MemberHandler& handler, Executor& executor)
-    : impl_(std::make_unique<Impl>(std::move(options), handler, executor)) {}
+MemberClient::MemberClient(ClientOptions options, MemberHandler& handler, Executor& executor,
+                           std::function<Heartbeat()> heartbeat)
+    : impl_(std::make_unique<Impl>(std::move(options), handler, executor, std::move(heartbeat))) {}
 
 MemberClient::~MemberClient() {
   impl_->side->alive = false;
@@ -217,8 +227,8 @@ void MemberClient::start() {
 
 void MemberClient::send(FromMember message) {
   if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
-    impl_->epoch.store(heartbeat->epoch.value, std::memory_order_relaxed);
-    impl_->queue_depth.store(heartbeat->queue_depth, std::memory_order_relaxed);
+    impl_->epoch.store(heartbeat->epoch.value);
+    impl_->queue_depth.store(heartbeat->queue_depth);
   }
   const std::shared_ptr<Impl::Attempt>& up = impl_->side->up;
   if (up == nullptr) return;
@@ -226,6 +236,8 @@ void MemberClient::send(FromMember message) {
   to_proto(message, &out);
   up->stream->write(std::move(out));
 }
+
+bool MemberClient::was_welcomed() const { return impl_->ever_welcomed; }
 
 std::string MemberClient::not_joined() const {
   std::lock_guard lock(impl_->mutex);

@@ -22,13 +22,13 @@ using GatewayStream = ClientStream<pb::GatewayUp, pb::GatewayDown>;
 // Everything happens on the loop, to which gRPC's threads post what they receive.
 struct SchedulerClient::Impl {
   struct Attempt {
-    uint64_t number = 0;
-    std::shared_ptr<pb::Cluster::Stub> stub;
     std::shared_ptr<GatewayStream> stream;
   };
 
   Impl(ClientOptions o, std::string name, Incarnation incarnation)
-      : options(std::move(o)), backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
+      : options(std::move(o)),
+        stub(pb::Cluster::NewStub(make_channel(options))),
+        backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
     hello.role = Role::kRouter;
     hello.name = std::move(name);
     hello.incarnation = incarnation;
@@ -54,8 +54,6 @@ struct SchedulerClient::Impl {
   void connect() {
     if (stopping) return;
     current = std::make_shared<Attempt>();
-    current->number = ++attempts;
-    current->stub = pb::Cluster::NewStub(make_channel(options));
     GatewayStream::Events events;
     events.on_message = [this, a = current](pb::GatewayDown&& m) {
       auto message = std::make_shared<pb::GatewayDown>(std::move(m));
@@ -64,10 +62,14 @@ struct SchedulerClient::Impl {
         a->stream->processed();
       });
     };
-    events.on_end = [this, a = current](const Status& cause) {
-      thread.loop().post([this, number = a->number, cause] { ended(number, cause); });
-      std::lock_guard lock(mutex);
-      if (--streams == 0) no_streams.notify_all();
+    events.on_end = [this](const Status& cause, std::shared_ptr<GatewayStream> stream) {
+      thread.loop().post([this, cause, s = std::move(stream)]() mutable {
+        s->forget_events();  // they hold the attempt, which holds the stream
+        s.reset();
+        ended(cause);
+        std::lock_guard lock(mutex);
+        if (--streams == 0) no_streams.notify_all();
+      });
     };
     current->stream = std::make_shared<GatewayStream>(options.queue_messages, std::move(events));
     {
@@ -76,9 +78,8 @@ struct SchedulerClient::Impl {
     }
     pb::GatewayUp first;
     to_proto(hello, first.mutable_hello());
-    current->stream->start(
-        [a = current](auto* context, auto* reactor) { a->stub->async()->Gateway(context, reactor); },
-        std::move(first));
+    current->stream->start([this](auto* context, auto* reactor) { stub->async()->Gateway(context, reactor); },
+                           std::move(first));
     LoopExecutor& loop = thread.loop();
     timer = loop.post_at(loop.now() + options.connect_deadline, [this, a = current] {
       a->stream->cancel(deadline_exceeded("no welcome within " +
@@ -86,8 +87,7 @@ struct SchedulerClient::Impl {
     });
   }
 
-  void ended(uint64_t number, const Status& cause) {
-    if (current == nullptr || current->number != number) return;
+  void ended(const Status& cause) {
     LoopExecutor& loop = thread.loop();
     loop.cancel(timer);
     current.reset();
@@ -233,11 +233,12 @@ struct SchedulerClient::Impl {
   int streams = 0;                 // guarded by mutex: streams that gRPC still holds
   std::condition_variable no_streams;
 
+  const std::unique_ptr<pb::Cluster::Stub> stub;
+
   // the loop's
   OpenRequests open;
   Backoff backoff;
   Status absent;  // why there is no connection
-  uint64_t attempts = 0;
   std::shared_ptr<Attempt> current;
   bool up = false;
   TimePoint up_since = 0;

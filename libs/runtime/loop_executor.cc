@@ -13,6 +13,11 @@
 
 namespace conclave {
 
+namespace {
+constexpr Nanos kContendedYield = 20 * kMicrosecond;  // a yield that took longer let somebody else compute
+constexpr Nanos kContendedPause = 50 * kMillisecond;  // how long the loop then does not spin
+}  // namespace
+
 LoopExecutor::LoopExecutor(Options options) : options_(options), spin_now_(options.spin_ns) {
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   CONCLAVE_CHECK(wake_fd_ >= 0);
@@ -128,14 +133,15 @@ bool LoopExecutor::turn() {
   for (size_t i = 0; i < pollers_.size(); ++i)
     worked |= pollers_[i]->progress();  // may add or remove pollers
   if (worked) {
-    if (slept_at_ != 0) {
-      // Work came soon after the loop gave up spinning: spinning would have paid.
-      if (now() - slept_at_ < 2 * options_.spin_ns) spin_now_ = options_.spin_ns;
+    if (idle_since_ != 0) {
+      const TimePoint t = now();
+      // Work came while spinning, or so soon after that spinning on would have paid.
+      if (t >= contended_until_ && (slept_at_ == 0 || t - slept_at_ < 2 * options_.spin_ns)) {
+        spin_now_ = options_.spin_ns;
+      }
       slept_at_ = 0;
-    } else if (idle_since_ != 0) {
-      spin_now_ = options_.spin_ns;
+      idle_since_ = 0;
     }
-    idle_since_ = 0;
   }
   return worked;
 }
@@ -161,6 +167,13 @@ void LoopExecutor::idle(TimePoint deadline) {
   if (idle_since_ == 0) idle_since_ = t;
   if (t - idle_since_ < spin_now_) {
     sched_yield();
+    const TimePoint after = now();
+    if (after - t > kContendedYield) {
+      // Others compute on this core. A yielding loop waits a whole time slice for each of its turns; one that
+      // sleeps is run at once when its event comes.
+      spin_now_ = 0;
+      contended_until_ = after + kContendedPause;
+    }
     return;
   }
   for (Poller* poller : pollers_) {

@@ -40,7 +40,8 @@ class LoopExecutor final : public Executor {
  public:
   struct Options {
     // How long an idle loop spins (yielding) before it sleeps; 0: never. The time used adapts between 0 and
-    // this: it halves when a spin was in vain and is restored when work came soon after.
+    // this: it halves when a spin was in vain, is restored when work came soon after, and is 0 for a while
+    // when a yield shows that others compute on the core.
     Nanos spin_ns = 50 * kMicrosecond;
   };
 
@@ -101,6 +102,7 @@ class LoopExecutor final : public Executor {
   Nanos spin_now_ = 0;
   TimePoint idle_since_ = 0;  // 0: the last turn did something
   TimePoint slept_at_ = 0;
+  TimePoint contended_until_ = 0;  // no spinning before: the core is needed by others
 };
 
 // A loop on a thread of its own; stops and joins when destroyed.

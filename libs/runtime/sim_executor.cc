@@ -64,49 +64,58 @@ void SimWorld::push(TimePoint when, Event event) {
 
 void SimWorld::note(uint64_t value) { trace_ = internal::mix64(trace_ * 0x9e3779b97f4a7c15ull + value + 1); }
 
-bool SimWorld::step() {
-  while (!queue_.empty() && !exhausted()) {
-    auto node = queue_.extract(queue_.begin());
-    const auto [when, tie, serial] = node.key();
-    const Event event = node.mapped();
+TimePoint SimWorld::next_time() {
+  while (!queue_.empty()) {
+    const auto& [key, event] = *queue_.begin();
+    const TimePoint when = std::get<0>(key);
     SimExecutor& process = *event.process;
-    if (event.timer != 0 && !process.timers_.contains(event.timer)) continue;  // cancelled
-    if (process.paused_until_ > when) {
-      push(process.paused_until_, event);
-      continue;
-    }
-    CONCLAVE_CHECK(when >= now_);
-    now_ = when;
-    ++steps_;
-    note(static_cast<uint64_t>(now_));
-    note(process.index_ * 2ull + (event.timer != 0));
-    Task task;
-    if (event.timer != 0) {
-      task = std::move(process.timers_.extract(event.timer).mapped());
+    if (event.timer != 0 && !process.timers_.contains(event.timer)) {
+      queue_.erase(queue_.begin());  // cancelled
+    } else if (process.paused_until_ > when) {
+      const Event later = event;
+      queue_.erase(queue_.begin());
+      push(process.paused_until_, later);
     } else {
-      CONCLAVE_CHECK(!process.posted_.empty());
-      task = std::move(process.posted_.front());
-      process.posted_.pop_front();
+      return when;
     }
-    task();
-    task = nullptr;
-    if (after_step_) after_step_();
-    return true;
   }
-  return false;
+  return kNever;
+}
+
+bool SimWorld::step() {
+  if (exhausted() || next_time() == kNever) return false;
+  auto node = queue_.extract(queue_.begin());
+  const TimePoint when = std::get<0>(node.key());
+  const Event event = node.mapped();
+  SimExecutor& process = *event.process;
+  CONCLAVE_CHECK(when >= now_);
+  now_ = when;
+  ++steps_;
+  note(static_cast<uint64_t>(now_));
+  note(process.index_ * 2ull + (event.timer != 0));
+  Task task;
+  if (event.timer != 0) {
+    task = std::move(process.timers_.extract(event.timer).mapped());
+  } else {
+    CONCLAVE_CHECK(!process.posted_.empty());
+    task = std::move(process.posted_.front());
+    process.posted_.pop_front();
+  }
+  task();
+  task = nullptr;
+  if (after_step_) after_step_();
+  return true;
 }
 
 void SimWorld::run_until(TimePoint until) {
-  while (!queue_.empty() && std::get<0>(queue_.begin()->first) <= until) {
-    if (!step()) return;
+  while (next_time() <= until && step()) {
   }
-  now_ = std::max(now_, until);
+  if (!exhausted() && until != kNever) now_ = std::max(now_, until);
 }
 
 bool SimWorld::run_until(const std::function<bool()>& done, TimePoint until) {
   if (done()) return true;
-  while (!queue_.empty() && std::get<0>(queue_.begin()->first) <= until) {
-    if (!step()) return false;
+  while (next_time() <= until && step()) {
     if (done()) return true;
   }
   return false;

@@ -102,6 +102,8 @@ class SimWorld {
   using Key = std::tuple<TimePoint, uint64_t, uint64_t>;  // time, seeded tie-break, serial
 
   void push(TimePoint when, Event event);
+  // The time of the next event that will run, past cancelled timers; kNever when there is none.
+  TimePoint next_time();
 
   const uint64_t seed_;
   const Options options_;

@@ -103,11 +103,6 @@ SessionTransport::SendResult LoopbackTransport::link_send(LinkId link, OutMessag
   return arrives ? SendResult::kTaken : SendResult::kLost;
 }
 
-void LoopbackTransport::link_close(LinkId link, Incarnation peer, uint64_t session) {
-  auto node = links_to_.extract(link);
-  if (node.empty() || !peer) return;
-  hub_->deliver(self(), node.mapped(), 0,
-                [from = self(), session](LoopbackTransport& to) { to.closed_by_peer(from, session); });
-}
+void LoopbackTransport::link_close(LinkId link) { links_to_.erase(link); }
 
 }  // namespace conclave

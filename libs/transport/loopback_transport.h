@@ -25,7 +25,7 @@ class LoopbackTransport;
 class LoopbackHub {
  public:
   // How long a message takes, or nullopt when it is lost. Called under the hub's lock, one call at a time;
-  // `bytes` counts header and rows (0: the news that a peer closed).
+  // `bytes` counts header and rows.
   using DelayModel = std::function<std::optional<Nanos>(Incarnation from, Incarnation to, uint64_t bytes)>;
 
   LoopbackHub() = default;
@@ -68,7 +68,7 @@ class LoopbackTransport final : public SessionTransport {
   friend class LoopbackHub;
   Status link_open(LinkId link, std::string_view address) override;
   SendResult link_send(LinkId link, OutMessage message) override;
-  void link_close(LinkId link, Incarnation peer, uint64_t session) override;
+  void link_close(LinkId link) override;
   bool link_ordered() const override { return false; }
 
   const std::shared_ptr<LoopbackHub> hub_;

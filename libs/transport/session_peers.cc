@@ -182,7 +182,7 @@ void SessionTransport::refuse_hello(const wire::Header& h, const wire::HelloBody
   refusals_[link] =
       executor_.post_at(executor_.now() + kRefusalLinger, [this, link, alive = std::weak_ptr<int>(alive_)] {
         if (alive.expired() || refusals_.erase(link) == 0) return;
-        link_close(link, {}, 0);
+        link_close(link);
       });
   link_send(link, std::move(message));
 }
@@ -226,25 +226,30 @@ void SessionTransport::become_up(Peer& peer, uint64_t session_out, uint64_t wind
   arm_keepalive();
 }
 
-void SessionTransport::forget_peer(Incarnation id) {
+void SessionTransport::forget_peer(Incarnation id, bool say_bye) {
   auto it = peers_.find(id);
   if (it == peers_.end()) return;
   executor_.cancel(it->second.deadline);
   const LinkId link = it->second.link;
-  const uint64_t session = it->second.session_in;
+  if (say_bye) {
+    OutMessage message{.header = take_header_buffer(), .rows = nullptr, .control = false};
+    wire::encode_bye(wire::Envelope{options_.self, it->second.session_out, 0, 0}, it->second.session_in,
+                     message.header);
+    link_send(link, std::move(message));
+  }
   peers_.erase(it);
   links_.erase(link);
-  link_close(link, id, session);
+  link_close(link);
 }
 
 void SessionTransport::close(Incarnation id) {
-  forget_peer(id);
+  forget_peer(id, true);
   std::erase_if(events_, [&](const Queued& q) { return q.event.peer == id; });
 }
 
 void SessionTransport::fail_peer(Incarnation id, const Status& cause) {
   if (!find(id)) return;
-  forget_peer(id);
+  forget_peer(id, false);
   ++stats_.peers_lost;
   push(id, TransportEvent::PeerDown{cause});
 }
@@ -253,17 +258,22 @@ void SessionTransport::link_failed(LinkId link, const Status& cause) {
   if (auto refusal = refusals_.find(link); refusal != refusals_.end()) {
     executor_.cancel(refusal->second);
     refusals_.erase(refusal);
-    link_close(link, {}, 0);
+    link_close(link);
     return;
   }
   auto it = links_.find(link);
   if (it != links_.end()) fail_peer(it->second, cause);
 }
 
-void SessionTransport::closed_by_peer(Incarnation id, uint64_t their_session) {
-  Peer* peer = find(id);
-  if (peer && their_session != 0 && peer->session_out == their_session) {
-    fail_peer(id, unavailable("the peer closed the connection"));
+void SessionTransport::on_bye(const wire::Header& h, wire::View header) {
+  uint64_t session = 0;
+  Peer* peer = find(h.envelope.sender);
+  if (!wire::decode_bye(h, header, session).ok()) {
+    ++stats_.rejected_messages;
+  } else if (peer && session != 0 && peer->session_out == session) {
+    fail_peer(peer->id, unavailable("the peer closed the connection"));
+  } else {
+    ++stats_.late_messages;
   }
 }
 

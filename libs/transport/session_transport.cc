@@ -25,10 +25,10 @@ SessionTransport::~SessionTransport() { CONCLAVE_CHECK(peers_.empty() && links_.
 
 void SessionTransport::shut_down() {
   alive_.reset();
-  while (!peers_.empty()) forget_peer(peers_.begin()->first);
+  while (!peers_.empty()) forget_peer(peers_.begin()->first, true);
   for (auto& [link, timer] : refusals_) {
     executor_.cancel(timer);
-    link_close(link, {}, 0);
+    link_close(link);
   }
   refusals_.clear();
   for (TimerId timer : {ack_timer_, blocked_timer_, keepalive_timer_}) executor_.cancel(timer);
@@ -180,6 +180,7 @@ void SessionTransport::receive(wire::View message, const RowBuffer& rows) {
   const wire::View header = message.first(h.header_bytes);
   if (h.kind == wire::Kind::kHello) return on_hello(h, header);
   if (h.kind == wire::Kind::kHelloAck) return on_hello_ack(h, header);
+  if (h.kind == wire::Kind::kBye) return on_bye(h, header);
   Peer* peer = find(h.envelope.sender);
   if (!peer || peer->session_in != h.envelope.session) {
     ++stats_.late_messages;

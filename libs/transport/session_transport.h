@@ -72,10 +72,9 @@ class SessionTransport : public ExpertTransport {
   // link_failed().
   virtual Status link_open(LinkId link, std::string_view address) = 0;
   virtual SendResult link_send(LinkId link, OutMessage message) = 0;
-  // Nothing more is sent or reported for the link. The peer should hear of it where that is possible;
-  // `session` is our number for the connection (0: none), by which the other end knows whether it is still
-  // the same.
-  virtual void link_close(LinkId link, Incarnation peer, uint64_t session) = 0;
+  // Nothing more is sent or reported for the link. What was sent before should still go out where the link is
+  // healthy (the last of it is a Bye), but not for long.
+  virtual void link_close(LinkId link) = 0;
   // Whether messages of one link arrive in the order of sending.
   virtual bool link_ordered() const = 0;
 
@@ -83,8 +82,6 @@ class SessionTransport : public ExpertTransport {
   // shared.
   void receive(wire::View message, const RowBuffer& rows);
   void link_failed(LinkId link, const Status& cause);
-  // The other end closed; `their_session` as given to its link_close.
-  void closed_by_peer(Incarnation peer, uint64_t their_session);
   // Before the subclass's members go: closes every link.
   void shut_down();
 
@@ -133,8 +130,10 @@ class SessionTransport : public ExpertTransport {
   void on_hello(const wire::Header& h, wire::View header);
   void on_hello_ack(const wire::Header& h, wire::View header);
   void become_up(Peer& peer, uint64_t session_out, uint64_t window_bytes, uint32_t window_messages);
+  void on_bye(const wire::Header& h, wire::View header);
+  // The link is gone, or the peer is not wanted any more: forgets it and queues its PeerDown.
   void fail_peer(Incarnation id, const Status& cause);
-  void forget_peer(Incarnation id);
+  void forget_peer(Incarnation id, bool say_bye);
   Peer* find(Incarnation id);
   const Peer* find(Incarnation id) const;
   uint64_t draw();  // not 0

@@ -122,7 +122,7 @@ StatusOr<Header> read_header(View message, const TransportLimits& limits) {
     return with_field(data_loss("the header's CRC does not match"), "header_crc");
   }
   const auto kind = load<uint8_t>(message, 6);
-  if (kind < static_cast<uint8_t>(Kind::kHello) || kind > static_cast<uint8_t>(Kind::kPing)) {
+  if (kind < static_cast<uint8_t>(Kind::kHello) || kind > static_cast<uint8_t>(Kind::kBye)) {
     return invalid_field("kind", "unknown message kind " + std::to_string(kind));
   }
   h.kind = static_cast<Kind>(kind);
@@ -306,6 +306,19 @@ void encode_ack(const Envelope& envelope, Bytes& out) {
   Writer w(out);
   begin(w, Kind::kAck, envelope);
   finish(out, 0, false, 0, 0);
+}
+
+void encode_bye(const Envelope& envelope, uint64_t session, Bytes& out) {
+  Writer w(out);
+  begin(w, Kind::kBye, envelope);
+  w.put(session);
+  finish(out, 0, false, 0, 0);
+}
+
+Status decode_bye(const Header& h, View header, uint64_t& session) {
+  RETURN_IF_ERROR(expect_body(h, 8));
+  session = Reader(header, kFixedBytes).get<uint64_t>();
+  return OkStatus();
 }
 
 }  // namespace conclave::wire

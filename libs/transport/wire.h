@@ -39,6 +39,7 @@ enum class Kind : uint8_t {
   kCancel = 5,
   kAck = 6,   // nothing but the envelope's acknowledgements
   kPing = 7,  // asks for an Ack
+  kBye = 8,   // the sender has closed the connection
 };
 
 // Who sends, on which connection, and what the sender has consumed of what it received on it.
@@ -117,6 +118,9 @@ void encode(const Envelope& envelope, const HelloAckBody& body, Bytes& out);
 void encode(const Envelope& envelope, const PingBody& body, Bytes& out);
 void encode_cancel(const Envelope& envelope, DispatchId id, Bytes& out);
 void encode_ack(const Envelope& envelope, Bytes& out);
+// `session` is the sender's own number for the connection, which the receiver put in its messages: it is
+// known to both from the hello on, even when the answer to the hello never arrived.
+void encode_bye(const Envelope& envelope, uint64_t session, Bytes& out);
 
 // --- decoding ---
 
@@ -133,6 +137,7 @@ Status decode(const Header& h, View header, HelloBody& out);
 Status decode(const Header& h, View header, HelloAckBody& out);
 Status decode(const Header& h, View header, PingBody& out);
 Status decode_cancel(const Header& h, View header, DispatchId& out);
+Status decode_bye(const Header& h, View header, uint64_t& session);
 // Length and, where the sender made one, CRC.
 Status check_rows(const Header& h, View rows);
 // The sections of a header that read_header accepted; views into `header`.

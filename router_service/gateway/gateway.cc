@@ -12,7 +12,7 @@
 namespace conclave::gateway {
 namespace {
 
-constexpr char kCodePayload[] = "conclave/code";
+constexpr char kCodePayload[] = "conclave.code";
 
 Status check_range(std::optional<double> value, double low, double high, bool low_open,
                    std::string_view field, std::string_view rule) {
@@ -173,7 +173,9 @@ void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Gene
   if (generation->ended()) return;
   auto accepted = accept(request, generation->id());
   if (!accepted.ok()) return generation->refuse(accepted.status());
-  generation->submit(std::move(accepted).value(), codec_.decoder(), request.stop);
+  auto stops = text::StopStringMatcher::create(request.stop);
+  if (!stops.ok()) return generation->refuse(with_field(stops.status(), "stop"));
+  generation->submit(std::move(accepted).value(), codec_.decoder(), std::move(stops).value());
 }
 
 StatusOr<AcceptedRequest> Gateway::accept(const GenerateRequest& request, RequestId id) const {

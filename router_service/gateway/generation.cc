@@ -58,7 +58,7 @@ void Generation::abort(const Status& cause) {
 }
 
 void Generation::submit(AcceptedRequest request, std::unique_ptr<TokenText> decoder,
-                        std::vector<std::string> stops) {
+                        text::StopStringMatcher stops) {
   {
     std::lock_guard lock(mutex_);
     if (state_ != State::kPreparing) return;
@@ -164,13 +164,15 @@ void Generation::take_token(TokenId token, bool stop_token, After& after) {
     pending_.text += piece;
     return;
   }
-  if (stops_->push(piece, pending_.text)) end(FinishReason::kStop, OkStatus(), after);
+  pending_.text += stops_->push(piece, received_ - 1);
+  if (stops_->match()) end(FinishReason::kStop, OkStatus(), after);
 }
 
 void Generation::finish_text() {
   std::string rest;
   decoder_->flush(rest);
-  if (!stops_->push(rest, pending_.text)) stops_->flush(pending_.text);
+  pending_.text += stops_->push(rest, received_);
+  if (!stops_->match()) pending_.text += stops_->flush();
 }
 
 void Generation::end(FinishReason finish, const Status& error, After& after) {

@@ -14,8 +14,8 @@
 
 #include "libs/base/clock.h"
 #include "libs/ports/scheduler_port.h"
+#include "libs/text/stop_strings.h"
 #include "router_service/gateway/request.h"
-#include "router_service/gateway/stop_strings.h"
 #include "router_service/gateway/text_codec.h"
 
 namespace conclave::gateway {
@@ -70,7 +70,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   // Ends it before it was submitted.
   void refuse(const Status& cause) { abort(cause); }
   // Hands it to the scheduler unless it has ended meanwhile.
-  void submit(AcceptedRequest request, std::unique_ptr<TokenText> decoder, std::vector<std::string> stops);
+  void submit(AcceptedRequest request, std::unique_ptr<TokenText> decoder, text::StopStringMatcher stops);
 
   // --- RequestObserver ---
   void on_accepted() override;
@@ -107,7 +107,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   SamplingParams sampling_;
   std::vector<TokenId> prompt_;
   std::unique_ptr<TokenText> decoder_;
-  std::optional<StopStrings> stops_;
+  std::optional<text::StopStringMatcher> stops_;
   uint32_t received_ = 0;  // tokens, the last one included that counts
   bool accepted_ = false;
   Nanos to_first_token_ = -1;

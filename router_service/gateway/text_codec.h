@@ -23,9 +23,10 @@ class TokenText {
   virtual void flush(std::string& out) = 0;
 };
 
-// A conversation as JSON (an array of message objects, checked by the protocol adapter).
+// A conversation as the JSON object that a chat template is rendered with: {"messages":[...],
+// "add_generation_prompt":true}, checked by the protocol adapter.
 struct ChatPrompt {
-  std::string messages_json;
+  std::string document_json;
 };
 
 // Any thread. encode and encode_chat may take milliseconds (a template runs in another process): call them

@@ -5,7 +5,7 @@ namespace conclave::scheduler {
 
 struct PlantedFaults {
   bool leak_block = false;          // one block of every retired sequence stays in use
-  bool free_before_retire = false;  // blocks return when the end is planned, not when it has been reported
+  bool free_before_retire = false;  // blocks return when a sequence ends, not when that has been reported
   bool short_chunk = false;         // a prefill chunk after the first starts one position late
   bool forget_lost_worker = false;  // sequences of a lost worker are not replayed
   bool replay_prompt_only = false;  // replay forgets the tokens generated so far

@@ -46,6 +46,10 @@ void WorkerPlanner::end(SeqId id) {
     sequences_.erase(it);
     return;
   }
+  if (faults_.free_before_retire) {
+    pool_.release(seq.blocks);
+    seq.blocks.clear();
+  }
   pending_ends_.push_back(id);
 }
 
@@ -106,12 +110,6 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only) {
   plan.step = step.id = StepId(next_step_++);
   plan.ends = step.ends = std::move(pending_ends_);
   pending_ends_.clear();
-  if (faults_.free_before_retire) {
-    for (const SeqId id : step.ends) {
-      pool_.release(sequences_.at(id).blocks);
-      sequences_.at(id).blocks.clear();
-    }
-  }
   in_flight_.push_back(std::move(step));
   last_plan_ = counts;
   return plan;

@@ -48,9 +48,9 @@ class FakeText : public gateway::TextCodec {
  public:
   StatusOr<std::vector<TokenId>> encode(std::string_view text) const override { return byte_tokens(text); }
   StatusOr<std::vector<TokenId>> encode_chat(const gateway::ChatPrompt& chat) const override {
-    if (chat.messages_json.find("refuse-me") != std::string::npos)
+    if (chat.document_json.find("refuse-me") != std::string::npos)
       return invalid_argument("the template refuses these messages");
-    return byte_tokens("[chat]" + chat.messages_json);
+    return byte_tokens("[chat]" + chat.document_json);
   }
   std::unique_ptr<gateway::TokenText> decoder() const override { return std::make_unique<FakeTokenText>(); }
   uint32_t vocab_limit() const override { return kFakeVocab; }

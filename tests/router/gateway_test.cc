@@ -6,7 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 
-#include "libs/base/random.h"
 #include "tests/router/fake_scheduler.h"
 #include "tests/router/fake_text.h"
 
@@ -433,42 +432,6 @@ TEST(GatewayLoad, EveryRequestEndsOnce) {
     EXPECT_TRUE(gateway.wait_idle(10 * kSecond));
   }
   EXPECT_EQ(ends.load(), 200);
-}
-
-TEST(StopStrings, EqualsASearchOverTheWholeTextForEveryCut) {
-  SplitMix64 random(7);
-  for (int round = 0; round < 3000; ++round) {
-    std::string whole;
-    for (uint64_t n = random.below(24); n > 0; --n) whole += static_cast<char>('a' + random.below(3));
-    std::vector<std::string> stops;
-    for (uint64_t n = 1 + random.below(3); n > 0; --n) {
-      std::string stop;
-      for (uint64_t m = 1 + random.below(4); m > 0; --m) stop += static_cast<char>('a' + random.below(3));
-      stops.push_back(stop);
-    }
-    size_t begin = std::string::npos, end = std::string::npos;
-    for (const std::string& stop : stops) {
-      const size_t at = whole.find(stop);
-      if (at == std::string::npos) continue;
-      if (at + stop.size() < end || (at + stop.size() == end && at < begin))
-        begin = at, end = at + stop.size();
-    }
-    StopStrings matcher(stops);
-    std::string out;
-    bool found = false;
-    size_t fed = 0;
-    while (fed < whole.size() &&
-           !found) {  // one byte at a time, as tokens come: it must end at the first end
-      found = matcher.push(whole.substr(fed, 1), out);
-      ++fed;
-    }
-    if (!found) matcher.flush(out);
-    ASSERT_EQ(found, end != std::string::npos) << whole;
-    ASSERT_EQ(out, whole.substr(0, begin)) << whole;
-    if (found) {
-      ASSERT_EQ(fed, end);
-    }
-  }
 }
 
 }  // namespace

@@ -87,6 +87,21 @@ TEST(SimWorld, TimeIsVirtualAndExact) {
   EXPECT_FALSE(world.run_until([] { return false; }));
 }
 
+TEST(SimWorld, CancelledTimersDoNotCarryARunPastItsEnd) {
+  SimWorld world(1, {.start = 0});
+  SimExecutor& p = world.add_process("p");
+  bool late = false;
+  TimerId dropped = p.post_at(5, [] {});
+  p.post_at(50, [&] { late = true; });
+  p.cancel(dropped);
+  world.run_until(10);
+  EXPECT_EQ(world.now(), 10);
+  EXPECT_FALSE(late);
+  EXPECT_FALSE(world.run_until([&] { return late; }, 20));
+  EXPECT_TRUE(world.run_until([&] { return late; }, 50));
+  EXPECT_EQ(world.now(), 50);
+}
+
 TEST(SimWorld, KillDropsEverythingForEver) {
   SimWorld world(3);
   SimExecutor& a = world.add_process("a");

@@ -374,14 +374,14 @@ TEST_P(TransportConformance, ThreeWorkersAndTwoShardsAllToAll) {
 
 TEST_P(TransportConformance, KeepaliveKeepsAnIdlePeer) {
   TransportOptions o = rig->options();
-  o.keepalive_interval = 20 * kMillisecond;
-  o.keepalive_timeout = 200 * kMillisecond;
+  o.keepalive_interval = 50 * kMillisecond;
+  o.keepalive_timeout = 600 * kMillisecond;
   TransportOptions p = rig->options();
-  p.keepalive_interval = 20 * kMillisecond;
-  p.keepalive_timeout = 200 * kMillisecond;
+  p.keepalive_interval = 50 * kMillisecond;
+  p.keepalive_timeout = 600 * kMillisecond;
   auto a = rig->make(o), b = rig->make(p);
   rig->join(*a, *b);
-  rig->pass(600 * kMillisecond);
+  rig->pass(1500 * kMillisecond);
   EXPECT_TRUE(a->is_up(b->id));
   EXPECT_TRUE(b->is_up(a->id));
 }

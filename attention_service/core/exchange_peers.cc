@@ -1,0 +1,152 @@
+// Connections of the exchange: who is up, who waits for credits, how long a dispatch may take.
+#include <algorithm>
+#include <utility>
+
+#include "attention_service/core/expert_exchange.h"
+
+namespace conclave {
+
+void ExpertExchange::set_placement(PlacementTable table) {
+  if (!table.validate().ok() || table.epoch() <= epoch_floor_) return;
+  epoch_floor_ = table.epoch();
+  placement_ = std::move(table);
+  std::vector<Incarnation> left;
+  for (const auto& [shard, peer] : peers_) {
+    if (placement_.find_shard(shard) < 0) left.push_back(shard);
+  }
+  for (Incarnation shard : left) {
+    transport_.close(shard);
+    if (peers_[shard].reconnect) executor_.cancel(peers_[shard].reconnect);
+    peers_.erase(shard);
+    lose_flights(shard);
+  }
+  for (const ShardEndpoint& shard : placement_.shards()) {
+    const auto [it, is_new] = peers_.try_emplace(shard.shard);
+    it->second.address = shard.transport_address;
+    if (is_new) connect(shard.shard);
+  }
+  count_peers();
+  resume_all();
+}
+
+bool ExpertExchange::is_up(Incarnation shard) const {
+  const auto it = peers_.find(shard);
+  return it != peers_.end() && it->second.up;
+}
+
+uint32_t ExpertExchange::peers_up() const {
+  return static_cast<uint32_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const auto& p) { return p.second.up; }));
+}
+
+void ExpertExchange::count_peers() { metrics_.peers_up = peers_up(); }
+
+void ExpertExchange::connect(Incarnation shard) {
+  const auto it = peers_.find(shard);
+  if (it == peers_.end()) return;
+  transport_.connect(shard, it->second.address);
+  if (transport_.is_up(shard)) it->second.up = true;  // an earlier connection that still stands
+}
+
+void ExpertExchange::reconnect_later(Incarnation shard) {
+  Peer& peer = peers_.at(shard);
+  if (peer.reconnect) return;
+  peer.reconnect_delay = std::clamp(peer.reconnect_delay * 2, options_.reconnect, options_.reconnect_cap);
+  peer.reconnect =
+      executor_.post_at(executor_.now() + peer.reconnect_delay, [this, shard, alive = std::weak_ptr(alive_)] {
+        if (alive.expired()) return;
+        const auto it = peers_.find(shard);
+        if (it == peers_.end()) return;
+        it->second.reconnect = TimerId();
+        connect(shard);
+      });
+}
+
+void ExpertExchange::on_peer_up(Incarnation shard) {
+  const auto it = peers_.find(shard);
+  if (it == peers_.end()) return;
+  it->second.up = true;
+  it->second.reconnect_delay = 0;
+  count_peers();
+  resume_all();
+}
+
+void ExpertExchange::on_peer_down(Incarnation shard, const Status& cause) {
+  const auto it = peers_.find(shard);
+  if (it == peers_.end()) return;
+  it->second.up = false;
+  it->second.waiting.clear();
+  ++metrics_.peers_down;
+  count_peers();
+  reconnect_later(shard);
+  lose_flights(shard);
+  callbacks_.on_trouble(shard, message_of(cause));
+}
+
+// Rows that were on their way to a shard that is gone go elsewhere at once.
+void ExpertExchange::lose_flights(Incarnation shard) {
+  std::vector<std::vector<DispatchPair>> lost(lanes_.size());
+  for (uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+    for (uint64_t seq : lanes_[lane].flights) {
+      const auto it = flights_.find(seq);
+      if (it == flights_.end() || it->second.shard != shard || it->second.state != FlightState::kActive)
+        continue;
+      retire(it->second, FlightState::kSuperseded);
+      const std::vector<DispatchPair> open = open_pairs(it->second);
+      lost[lane].insert(lost[lane].end(), open.begin(), open.end());
+    }
+  }
+  for (uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (lost[lane].empty()) continue;
+    metrics_.retried_items += lost[lane].size();
+    lanes_[lane].held.insert(lanes_[lane].held.end(), lost[lane].begin(), lost[lane].end());
+    resume(lane);
+  }
+}
+
+void ExpertExchange::flush(Incarnation shard) {
+  const auto it = peers_.find(shard);
+  if (it == peers_.end()) return;
+  auto& waiting = it->second.waiting;
+  while (!waiting.empty()) {
+    const Status sent = transport_.submit(shard, waiting.front());
+    if (sent.code() == StatusCode::kResourceExhausted) return;  // Writable comes again
+    // Other failures: its PeerDown is on the way, or else the deadline.
+    waiting.pop_front();
+  }
+}
+
+Nanos ExpertExchange::deadline_for(Incarnation shard, uint64_t items, uint32_t attempt) const {
+  const Peer& peer = peers_.at(shard);
+  const double per_item = peer.item_sum > 0 ? peer.latency_sum / peer.item_sum : 0;
+  double allowed = std::max(static_cast<double>(peer.latency), per_item * static_cast<double>(items));
+  allowed = std::max(allowed * options_.deadline_multiple, static_cast<double>(options_.deadline_floor));
+  for (uint32_t i = 0; i < attempt && allowed < static_cast<double>(options_.deadline_cap); ++i) allowed *= 2;
+  return static_cast<Nanos>(std::min(allowed, static_cast<double>(options_.deadline_cap)));
+}
+
+void ExpertExchange::note_latency(Incarnation shard, Nanos latency, uint64_t items) {
+  const auto it = peers_.find(shard);
+  if (it == peers_.end()) return;
+  Peer& peer = it->second;
+  peer.latency = std::max(latency, peer.latency - peer.latency / 16);
+  peer.latency_sum = peer.latency_sum * 0.9 + static_cast<double>(latency);
+  peer.item_sum = peer.item_sum * 0.9 + static_cast<double>(items);
+}
+
+void ExpertExchange::handle(TransportEvent& event) {
+  if (auto* combine = std::get_if<TransportEvent::Combine>(&event.what)) {
+    on_combine(event.peer, combine->batch);
+  } else if (std::holds_alternative<TransportEvent::PeerUp>(event.what)) {
+    on_peer_up(event.peer);
+  } else if (auto* down = std::get_if<TransportEvent::PeerDown>(&event.what)) {
+    on_peer_down(event.peer, down->cause);
+  } else if (std::holds_alternative<TransportEvent::Writable>(event.what)) {
+    flush(event.peer);
+  } else if (std::holds_alternative<TransportEvent::Rejected>(event.what)) {
+    ++metrics_.rejected_messages;
+  }
+  // Dispatch and Cancel are for shards; a worker holds no experts.
+}
+
+}  // namespace conclave

@@ -1,0 +1,155 @@
+// The worker's side of the data plane: sends each micro-batch layer's rows to the shards that hold their
+// experts, collects the outputs, and sees to it that every (token, slot) is answered whatever happens to a
+// shard.
+//
+// A lane carries one micro-batch layer at a time. Each open (token, slot) of a lane is in exactly one place:
+// an active flight (a dispatch under its deadline) or the lane's held list. A flight that failed is
+// superseded, not forgotten: its late combine may still fill slots that are open, until the lane completes.
+// Identities are never used again.
+//
+// Threading: the executor only. Callbacks run inside calls into the exchange.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "attention_service/core/combine_tracker.h"
+#include "attention_service/core/dispatch_plan.h"
+#include "attention_service/core/options.h"
+#include "libs/model/row_pool.h"
+#include "libs/ports/executor.h"
+#include "libs/ports/expert_transport.h"
+
+namespace conclave {
+
+class ExpertExchange {
+ public:
+  struct Callbacks {
+    // Every slot of the lane's tokens that are not masked has its output; the tracker keeps them until the
+    // next begin().
+    std::function<void(uint32_t lane)> on_complete;
+    // A shard's endpoint failed or its dispatch ran past the deadline.
+    std::function<void(Incarnation shard, const std::string& cause)> on_trouble;
+    // The lane's rows cannot be sent at all (the transport calls them invalid). The lane goes on when they
+    // are masked.
+    std::function<void(uint32_t lane, const Status& cause)> on_failed;
+  };
+
+  // `executor`, `transport` and `metrics` are borrowed.
+  ExpertExchange(Executor& executor, ExpertTransport& transport, ExchangeOptions options, uint32_t lanes,
+                 uint32_t hidden, RowDtype dtype, ExchangeMetrics& metrics, Callbacks callbacks);
+  ~ExpertExchange();
+
+  // Starts a layer on an idle lane: `rows` holds tokens * hidden elements, `ids` tokens * top_k experts
+  // (copied).
+  void begin(uint32_t lane, uint32_t layer, uint32_t tokens, uint32_t top_k, std::span<const uint16_t> ids,
+             RowBuffer rows);
+  const CombineTracker& tracker(uint32_t lane) const { return lanes_[lane].tracker; }
+  bool busy(uint32_t lane) const { return lanes_[lane].active; }
+  // The token's outputs are no longer wanted; it is not sent again. No-op on an idle lane.
+  void mask(uint32_t lane, uint32_t token);
+  // Abandons the lane without on_complete.
+  void abandon(uint32_t lane);
+
+  // Uses the table from now on: connects to its shards, closes those that left, offers held rows again.
+  void set_placement(PlacementTable table);
+  Epoch epoch() const { return placement_.epoch(); }
+  // A new scheduler counts epochs from 1: accept any table. The one in use stays until then.
+  void forget_epoch() { epoch_floor_ = Epoch(); }
+  // Shards whose connection stands.
+  uint32_t peers_up() const;
+
+  void handle(TransportEvent& event);
+
+ private:
+  enum class FlightState : uint8_t { kActive, kSuperseded, kAnswered };
+  struct Flight {
+    uint32_t lane = 0;
+    uint32_t layer = 0;
+    Incarnation shard;
+    FlightState state = FlightState::kActive;
+    TimePoint sent = 0;
+    TimerId deadline;
+    std::vector<DispatchPair> pairs;  // entry i of the dispatch's expert_ids
+  };
+  struct Lane {
+    bool active = false;
+    uint32_t layer = 0;
+    uint32_t tokens = 0;
+    uint32_t top_k = 0;
+    uint32_t attempt = 0;  // deadlines missed in this layer; doubles the next deadline
+    std::vector<uint16_t> ids;
+    RowBuffer rows;
+    CombineTracker tracker;
+    std::vector<uint64_t> flights;
+    std::vector<DispatchPair> held;
+    TimerId retry;
+    Nanos retry_delay = 0;
+  };
+  struct Peer {
+    std::string address;
+    bool up = false;
+    Nanos reconnect_delay = 0;
+    TimerId reconnect;
+    std::deque<DispatchBatch> waiting;  // for credits
+    uint64_t outstanding_items = 0;
+    TimePoint trouble_told = 0;
+    Nanos latency = 0;  // recent maximum, decaying
+    double latency_sum = 0;
+    double item_sum = 0;
+  };
+  enum class Avoid : uint8_t { kNone, kIfOthers, kAlways };
+
+  // --- expert_exchange.cc: lanes and flights ---
+  void send(uint32_t lane, std::vector<DispatchPair> pairs, Incarnation avoid, Avoid how);
+  Status send_work(uint32_t lane, const ShardWork& work);
+  RowBuffer gather(const Lane& lane, std::span<const uint32_t> tokens);
+  void on_deadline(uint64_t seq);
+  void on_combine(Incarnation peer, const CombineBatch& batch);
+  Status check_combine(Incarnation peer, const CombineBatch& batch, const Flight& flight) const;
+  std::vector<DispatchPair> open_pairs(const Flight& flight) const;
+  void hold(uint32_t lane, std::span<const DispatchPair> pairs);
+  void resume(uint32_t lane);
+  void resume_all();
+  void retry_later(uint32_t lane);
+  void complete_if_done(uint32_t lane);
+  void forget_flights(uint32_t lane);
+  void retire(Flight& flight, FlightState state);
+
+  // --- exchange_peers.cc: connections, credits, latency ---
+  void connect(Incarnation shard);
+  void reconnect_later(Incarnation shard);
+  void on_peer_up(Incarnation shard);
+  void on_peer_down(Incarnation shard, const Status& cause);
+  void lose_flights(Incarnation shard);
+  void flush(Incarnation shard);
+  void count_peers();
+  bool is_up(Incarnation shard) const;
+  Nanos deadline_for(Incarnation shard, uint64_t items, uint32_t attempt) const;
+  void note_latency(Incarnation shard, Nanos latency, uint64_t items);
+
+  Executor& executor_;
+  ExpertTransport& transport_;
+  const ExchangeOptions options_;
+  const uint32_t hidden_;
+  const RowDtype dtype_;
+  ExchangeMetrics& metrics_;
+  const Callbacks callbacks_;
+
+  PlacementTable placement_;
+  Epoch epoch_floor_;
+  std::vector<Lane> lanes_;
+  std::unordered_map<uint64_t, Flight> flights_;
+  std::unordered_map<Incarnation, Peer> peers_;
+  uint64_t next_seq_ = 1;
+  RowPool pool_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // timers hold it weakly
+};
+
+}  // namespace conclave

@@ -1,0 +1,37 @@
+#include "attention_service/core/kv_store.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace conclave {
+
+StatusOr<KvStore> KvStore::reserve(const ModelSpec& spec, Precision precision, uint32_t blocks) {
+  if (blocks == 0) return invalid_field("kv_blocks", "must be at least 1");
+  const kernels::KvShape shape{spec.num_heads, spec.num_kv_heads, spec.head_dim, precision};
+  const size_t page_bytes = kernels::kv_page_bytes(shape);
+  const size_t bytes = page_bytes * blocks * spec.num_layers;
+  void* base =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return resource_exhausted("cannot reserve " + std::to_string(bytes >> 20) + " MiB for " +
+                              std::to_string(blocks) + " KV blocks: " + std::strerror(errno));
+  }
+  return KvStore(shape, blocks, page_bytes, static_cast<std::byte*>(base), bytes);
+}
+
+KvStore::~KvStore() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+KvStore::KvStore(KvStore&& other) noexcept
+    : shape_(other.shape_),
+      blocks_(other.blocks_),
+      page_bytes_(other.page_bytes_),
+      base_(std::exchange(other.base_, nullptr)),
+      bytes_(other.bytes_) {}
+
+}  // namespace conclave

@@ -1,0 +1,39 @@
+// The worker's KV cache: one page per (layer, block). Memory is reserved, not used, until a page is written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/base/status.h"
+#include "libs/kernels/ops.h"
+#include "libs/model/model_spec.h"
+#include "libs/model/plan.h"
+
+namespace conclave {
+
+class KvStore {
+ public:
+  // RESOURCE_EXHAUSTED when the address space cannot be reserved.
+  static StatusOr<KvStore> reserve(const ModelSpec& spec, Precision precision, uint32_t blocks);
+  ~KvStore();
+  KvStore(KvStore&& other) noexcept;
+  KvStore& operator=(KvStore&&) = delete;
+
+  const kernels::KvShape& shape() const { return shape_; }
+  uint32_t blocks() const { return blocks_; }
+  std::byte* page(uint32_t layer, BlockId block) {
+    return base_ + (static_cast<size_t>(layer) * blocks_ + block) * page_bytes_;
+  }
+
+ private:
+  KvStore(kernels::KvShape shape, uint32_t blocks, size_t page_bytes, std::byte* base, size_t bytes)
+      : shape_(shape), blocks_(blocks), page_bytes_(page_bytes), base_(base), bytes_(bytes) {}
+
+  kernels::KvShape shape_;
+  uint32_t blocks_;
+  size_t page_bytes_;
+  std::byte* base_;
+  size_t bytes_;
+};
+
+}  // namespace conclave

@@ -1,0 +1,65 @@
+#include "attention_service/core/sequence_table.h"
+
+#include <string>
+
+namespace conclave {
+
+std::shared_ptr<Sequence> SequenceTable::find(SeqId id) const {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() ? nullptr : it->second;
+}
+
+Status SequenceTable::start(const SequenceStart& start) {
+  if (start.tokens.empty()) return invalid_field("plan.starts.tokens", "no tokens");
+  if (start.prompt_tokens == 0 || start.prompt_tokens > start.tokens.size()) {
+    return invalid_field("plan.starts.prompt_tokens", std::to_string(start.prompt_tokens) + " of " +
+                                                          std::to_string(start.tokens.size()) + " tokens");
+  }
+  if (start.tokens.size() > spec_.max_positions) {
+    return invalid_field("plan.starts.tokens", "longer than the model's context");
+  }
+  for (TokenId token : start.tokens) {
+    if (token >= spec_.vocab_size) {
+      return invalid_field("plan.starts.tokens", "token id " + std::to_string(token) + " out of range");
+    }
+  }
+  auto sequence = std::make_shared<Sequence>();
+  sequence->id = start.seq;
+  sequence->request = start.request;
+  sequence->choice = start.choice;
+  sequence->tokens = start.tokens;
+  sequence->prompt_tokens = start.prompt_tokens;
+  sequence->sampling = start.sampling;
+  sequences_[start.seq] = std::move(sequence);
+  return OkStatus();
+}
+
+Status SequenceTable::extend(Sequence& sequence, const PlanSlice& slice) const {
+  if (slice.count == 0) return invalid_field("plan.slices.count", "0");
+  if (slice.start != sequence.computed) {
+    return invalid_field("plan.slices.start", "position " + std::to_string(slice.start) + " while " +
+                                                  std::to_string(sequence.computed) + " are computed");
+  }
+  const uint64_t end = static_cast<uint64_t>(slice.start) + slice.count;
+  if (end > sequence.tokens.size()) {
+    return invalid_field("plan.slices.count", "reaches position " + std::to_string(end) + " of " +
+                                                  std::to_string(sequence.tokens.size()) + " known tokens");
+  }
+  if (slice.sample && end != sequence.tokens.size()) {
+    return invalid_field("plan.slices.sample", "not at the newest token");
+  }
+  for (BlockId block : slice.new_blocks) {
+    if (block >= kv_blocks_) {
+      return invalid_field("plan.slices.new_blocks",
+                           std::to_string(block) + " of " + std::to_string(kv_blocks_) + " blocks");
+    }
+  }
+  if ((sequence.blocks.size() + slice.new_blocks.size()) * kBlockTokens < end) {
+    return invalid_field("plan.slices.new_blocks", "too few blocks for position " + std::to_string(end));
+  }
+  sequence.blocks.insert(sequence.blocks.end(), slice.new_blocks.begin(), slice.new_blocks.end());
+  sequence.computed = static_cast<uint32_t>(end);
+  return OkStatus();
+}
+
+}  // namespace conclave

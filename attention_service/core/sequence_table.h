@@ -1,0 +1,50 @@
+// Token histories and block tables of the sequences a worker was given. Pure.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "libs/base/status.h"
+#include "libs/model/model_spec.h"
+#include "libs/model/plan.h"
+
+namespace conclave {
+
+struct Sequence {
+  SeqId id;
+  RequestId request;
+  uint32_t choice = 0;
+  std::vector<TokenId> tokens;  // prompt, delivered, sampled here
+  uint32_t prompt_tokens = 0;
+  SamplingParams sampling;
+  std::vector<BlockId> blocks;
+  uint32_t computed =
+      0;  // positions whose keys and values are stored in every layer, those of the running step included
+  bool finished = false;  // sampled its last token; later slices are skipped
+  bool ending = false;    // a plan that waits ends it: its rows are masked
+};
+
+class SequenceTable {
+ public:
+  SequenceTable(const ModelSpec& spec, uint32_t kv_blocks) : spec_(spec), kv_blocks_(kv_blocks) {}
+
+  // Names the field at fault; the table is then unchanged.
+  Status start(const SequenceStart& start);
+  void end(SeqId id) { sequences_.erase(id); }
+  void clear() { sequences_.clear(); }
+  size_t size() const { return sequences_.size(); }
+  // Null when unknown. Pointers stay valid until the sequence ends: a running step holds shared ownership.
+  std::shared_ptr<Sequence> find(SeqId id) const;
+
+  // Checks a slice against what the sequence has, appends its blocks and advances `computed`.
+  Status extend(Sequence& sequence, const PlanSlice& slice) const;
+
+ private:
+  const ModelSpec& spec_;
+  const uint32_t kv_blocks_;
+  std::unordered_map<SeqId, std::shared_ptr<Sequence>> sequences_;
+};
+
+}  // namespace conclave

@@ -1,0 +1,182 @@
+#include "attention_service/core/worker.h"
+
+#include <utility>
+
+#include "libs/base/check.h"
+
+namespace conclave {
+
+StatusOr<std::unique_ptr<Worker>> Worker::create(Executor& executor, ExpertTransport& transport,
+                                                 const ModelSpec& spec, const DenseWeights& weights,
+                                                 kernels::Context kernels, WorkerOptions options) {
+  if (options.max_batch_tokens == 0) return invalid_field("max_batch_tokens", "must be at least 1");
+  if (options.micro_batches == 0) return invalid_field("micro_batches", "must be at least 1");
+  if (options.max_logit_rows == 0) return invalid_field("max_logit_rows", "must be at least 1");
+  if (options.exchange.max_dispatch_rows == 0 ||
+      options.exchange.max_dispatch_items < spec.experts_per_token) {
+    return invalid_field("max_dispatch_items", "must hold at least one row with all its experts");
+  }
+  ASSIGN_OR_RETURN(KvStore kv, KvStore::reserve(spec, options.precision, options.kv_blocks));
+  return std::unique_ptr<Worker>(
+      new Worker(executor, transport, spec, weights, kernels, std::move(options), std::move(kv)));
+}
+
+Worker::Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& spec,
+               const DenseWeights& weights, kernels::Context kernels, WorkerOptions options, KvStore kv)
+    : executor_(executor),
+      transport_(transport),
+      spec_(spec),
+      kernels_(kernels),
+      options_(std::move(options)),
+      sequences_(spec, options_.kv_blocks),
+      kv_(std::move(kv)),
+      math_(spec, weights, options_.precision, kernels, kv_),
+      exchange_(executor, transport, options_.exchange, options_.micro_batches, spec.hidden_size,
+                row_dtype(options_.precision), metrics_.exchange,
+                {[this](uint32_t lane) {
+                   step_->batches[lane].phase = MicroBatch::Phase::kReady;
+                   wake();
+                 },
+                 [this](Incarnation shard, const std::string& cause) {
+                   if (link_ != nullptr) link_->send(PeerTrouble{shard, cause});
+                 },
+                 [this](uint32_t lane, const Status& cause) { fail_batch(lane, cause); }}) {
+  CONCLAVE_CHECK(weights.layers.size() == spec.num_layers);
+}
+
+Worker::~Worker() { transport_.set_ready(nullptr); }
+
+void Worker::start() {
+  transport_.set_ready([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired()) read_transport();
+  });
+  read_transport();
+}
+
+void Worker::read_transport() {
+  events_.clear();
+  transport_.poll(events_);
+  for (TransportEvent& event : events_) exchange_.handle(event);
+  events_.clear();  // lets go of row memory
+}
+
+Hello Worker::hello() {
+  Hello h;
+  h.role = Role::kAttention;
+  h.name = options_.name;
+  h.incarnation = transport_.self();
+  h.numerics_id = options_.numerics_id;
+  h.model_fingerprint = options_.model_fingerprint;
+  h.threads = options_.threads;
+  h.kv_blocks = options_.kv_blocks;
+  h.max_batch_tokens = options_.max_batch_tokens;
+  h.transport_address = transport_.address();
+  h.num_layers = spec_.num_layers;
+  h.num_experts = spec_.num_experts;
+  h.max_positions = spec_.max_positions;
+  h.vocab_size = spec_.vocab_size;
+  return h;
+}
+
+void Worker::on_message(ToMember message) {
+  if (std::holds_alternative<Welcome>(message)) {
+    reset();
+    ready_.store(true, std::memory_order_relaxed);
+  } else if (auto* refusal = std::get_if<Refusal>(&message)) {
+    if (on_refused_) on_refused_(*refusal);
+  } else if (auto* plan = std::get_if<BatchPlan>(&message)) {
+    on_plan(std::move(*plan));
+  } else if (auto* update = std::get_if<PlacementUpdate>(&message)) {
+    exchange_.set_placement(std::move(update->table));
+    epoch_.store(exchange_.epoch().value, std::memory_order_relaxed);
+  }
+  // Drain: the scheduler sends no new sequences; those it has run to their end by its plans.
+}
+
+void Worker::on_down(const Status&) {
+  ready_.store(false, std::memory_order_relaxed);
+  reset();
+}
+
+// Drops all that a scheduler connection gave: sequences, plans, the running step. Connections to shards stay.
+void Worker::reset() {
+  for (uint32_t lane = 0; lane < options_.micro_batches; ++lane) exchange_.abandon(lane);
+  exchange_.forget_epoch();
+  epoch_.store(0, std::memory_order_relaxed);
+  step_.reset();
+  plans_.clear();
+  sequences_.clear();
+  last_plan_ = StepId();
+  waiting_since_ = 0;
+  ++metrics_.resets;
+  metrics_.sequences = 0;
+  metrics_.queued_plans = 0;
+  queue_depth_.store(0, std::memory_order_relaxed);
+}
+
+void Worker::on_plan(BatchPlan plan) {
+  if (plan.step.value != last_plan_.value + 1) {
+    // The line is ordered and starts over when it breaks, so this is the scheduler's fault, and nothing can
+    // be done here.
+    ++metrics_.plans_out_of_order;
+    return;
+  }
+  if (plans_.size() >= options_.max_queued_plans) {
+    ++metrics_.plans_dropped;
+    return;
+  }
+  last_plan_ = plan.step;
+  for (SeqId id : plan.ends) {
+    if (const auto sequence = sequences_.find(id)) {
+      sequence->ending = true;
+      mask(*sequence);
+    }
+  }
+  plans_.push_back(std::move(plan));
+  metrics_.queued_plans = plans_.size();
+  queue_depth_.store(static_cast<uint32_t>(plans_.size()), std::memory_order_relaxed);
+  wake();
+}
+
+void Worker::wake() {
+  if (pump_posted_) return;
+  pump_posted_ = true;
+  executor_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    pump_posted_ = false;
+    pump();
+  });
+}
+
+// One micro-batch's layer, or the border between two steps.
+void Worker::pump() {
+  if (!step_) {
+    if (plans_.empty()) return;
+    BatchPlan plan = std::move(plans_.front());
+    plans_.pop_front();
+    begin_step(std::move(plan));
+  } else {
+    uint32_t lane = 0;
+    if (MicroBatch* batch = next_batch(lane)) {
+      const TimePoint begin = executor_.now();
+      if (waiting_since_ != 0) {
+        step_->result.expert_wait_ns += begin - waiting_since_;
+        waiting_since_ = 0;
+      }
+      run_layer(*batch, lane);
+      step_->result.compute_ns += executor_.now() - begin;
+    }
+  }
+  uint32_t lane = 0;
+  bool done = true;
+  for (const MicroBatch& batch : step_->batches) done = done && batch.phase == MicroBatch::Phase::kDone;
+  if (done) {
+    finish_step();
+  } else if (next_batch(lane) != nullptr) {
+    wake();
+  } else if (waiting_since_ == 0) {
+    waiting_since_ = executor_.now();
+  }
+}
+
+}  // namespace conclave

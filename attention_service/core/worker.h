@@ -1,0 +1,116 @@
+// An attention worker: executes the scheduler's plans strictly in order, layer by layer, asking shards for
+// the experts.
+//
+// Threading: everything on the executor, construction and destruction too (or after the executor stopped).
+// One micro-batch's layer is one task, so that transport events and new plans are seen in between.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention_service/core/expert_exchange.h"
+#include "attention_service/core/kv_store.h"
+#include "attention_service/core/layer_math.h"
+#include "attention_service/core/micro_batch.h"
+#include "attention_service/core/options.h"
+#include "attention_service/core/sequence_table.h"
+#include "libs/kernels/ops.h"
+#include "libs/model/model_spec.h"
+#include "libs/model/row_pool.h"
+#include "libs/model/weights.h"
+#include "libs/ports/executor.h"
+#include "libs/ports/expert_transport.h"
+#include "libs/ports/member_link.h"
+
+namespace conclave {
+
+class Worker final : public MemberHandler {
+ public:
+  // All references are borrowed and outlive the worker. RESOURCE_EXHAUSTED or INVALID_ARGUMENT when the KV
+  // cache cannot be reserved.
+  static StatusOr<std::unique_ptr<Worker>> create(Executor& executor, ExpertTransport& transport,
+                                                  const ModelSpec& spec, const DenseWeights& weights,
+                                                  kernels::Context kernels, WorkerOptions options);
+  ~Worker() override;
+
+  // Before start(). The link is borrowed.
+  void set_link(MemberLink* link) { link_ = link; }
+  // Called when the scheduler refuses this incarnation for good.
+  void set_on_refused(std::function<void(const Refusal&)> f) { on_refused_ = std::move(f); }
+  // Begins to take events from the transport.
+  void start();
+
+  Hello hello() override;
+  // Welcome drops every sequence: what an older scheduler connection gave is void.
+  void on_message(ToMember message) override;
+  void on_down(const Status& cause) override;
+
+  const WorkerMetrics& metrics() const { return metrics_; }
+  // Any thread; what heartbeats carry.
+  Epoch epoch() const { return Epoch(epoch_.load(std::memory_order_relaxed)); }
+  uint32_t queue_depth() const { return queue_depth_.load(std::memory_order_relaxed); }
+  // Any thread: whether a scheduler has welcomed it.
+  bool ready() const { return ready_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Step {
+    StepResult result;
+    std::vector<std::pair<uint32_t, SampledToken>> sampled;  // by plan index
+    std::vector<MicroBatch> batches;
+  };
+
+  Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& spec, const DenseWeights& weights,
+         kernels::Context kernels, WorkerOptions options, KvStore kv);
+
+  // --- worker.cc ---
+  void wake();  // posts pump() unless it is posted already
+  void pump();
+  void read_transport();
+  void reset();
+  void on_plan(BatchPlan plan);
+
+  // --- worker_step.cc ---
+  void begin_step(BatchPlan plan);
+  void admit_slice(const PlanSlice& slice, uint32_t index, uint32_t& rows,
+                   std::vector<MicroBatchSlice>& admitted);
+  MicroBatch* next_batch(uint32_t& lane);
+  void run_layer(MicroBatch& batch, uint32_t lane);
+  void run_head(MicroBatch& batch);
+  void sample_row(const MicroBatchSlice& slice, std::span<float> logits);
+  void mask(const Sequence& sequence);
+  void fail(Sequence& sequence, const std::string& cause);
+  void fail_batch(uint32_t lane, const Status& cause);
+  void finish_step();
+
+  Executor& executor_;
+  ExpertTransport& transport_;
+  const ModelSpec& spec_;
+  const kernels::Context kernels_;
+  const WorkerOptions options_;
+  MemberLink* link_ = nullptr;
+  std::function<void(const Refusal&)> on_refused_;
+
+  WorkerMetrics metrics_;
+  SequenceTable sequences_;
+  KvStore kv_;
+  LayerMath math_;
+  RowPool pool_;
+  ExpertExchange exchange_;
+  std::vector<TransportEvent> events_;
+  std::deque<BatchPlan> plans_;
+  StepId last_plan_;  // newest received from this scheduler connection
+  std::optional<Step> step_;
+  TimePoint waiting_since_ = 0;  // while a step has nothing to compute; 0: it has
+  bool pump_posted_ = false;
+  std::atomic<uint64_t> epoch_{0};
+  std::atomic<uint32_t> queue_depth_{0};
+  std::atomic<bool> ready_{false};
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // posted tasks hold it weakly
+};
+
+}  // namespace conclave

@@ -1,0 +1,213 @@
+// One step of a worker: from a plan's slices to sampled tokens.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "attention_service/core/worker.h"
+#include "libs/base/random.h"
+
+namespace conclave {
+
+void Worker::begin_step(BatchPlan plan) {
+  step_.emplace();
+  step_->result.step = plan.step;
+  for (SeqId id : plan.ends) sequences_.end(id);
+  for (const SequenceStart& start : plan.starts) {
+    if (const Status started = sequences_.start(start); !started.ok()) {
+      step_->result.failures.push_back({start.seq, field_of(started) + ": " + message_of(started)});
+    }
+  }
+  // A plan that waits may have ended a sequence that starts only now.
+  for (const BatchPlan& later : plans_) {
+    for (SeqId id : later.ends) {
+      if (const auto sequence = sequences_.find(id)) sequence->ending = true;
+    }
+  }
+  std::vector<MicroBatchSlice> admitted;
+  uint32_t rows = 0;
+  for (uint32_t i = 0; i < plan.slices.size(); ++i) admit_slice(plan.slices[i], i, rows, admitted);
+  if (!admitted.empty()) {
+    step_->batches = split_step(std::move(admitted), options_.micro_batches, options_.micro_batch_min_rows);
+  }
+  metrics_.rows += rows;
+  metrics_.sequences = sequences_.size();
+  metrics_.queued_plans = plans_.size();
+  queue_depth_.store(static_cast<uint32_t>(plans_.size()) + 1, std::memory_order_relaxed);
+  waiting_since_ = 0;
+}
+
+void Worker::admit_slice(const PlanSlice& slice, uint32_t index, uint32_t& rows,
+                         std::vector<MicroBatchSlice>& admitted) {
+  const std::shared_ptr<Sequence> sequence = sequences_.find(slice.seq);
+  if (sequence == nullptr) {
+    auto& failures = step_->result.failures;
+    const bool told =
+        std::any_of(failures.begin(), failures.end(), [&](const auto& f) { return f.seq == slice.seq; });
+    if (!told) failures.push_back({slice.seq, "plan.slices.seq: unknown sequence"});
+    return;
+  }
+  if (sequence->finished || sequence->ending) return;  // planned before the scheduler knew
+  Status ok;
+  if (slice.count > options_.max_batch_tokens - rows) {
+    ok = invalid_field("plan.slices",
+                       "more rows than max_batch_tokens " + std::to_string(options_.max_batch_tokens));
+  } else if (std::any_of(admitted.begin(), admitted.end(),
+                         [&](const auto& a) { return a.sequence == sequence; })) {
+    ok = invalid_field("plan.slices", "the same sequence twice");
+  } else {
+    ok = sequences_.extend(*sequence, slice);
+  }
+  if (!ok.ok()) {
+    fail(*sequence, field_of(ok) + ": " + message_of(ok));
+    return;
+  }
+  rows += slice.count;
+  admitted.push_back({sequence, slice.start, slice.count, slice.sample, index});
+}
+
+// The batch whose layer may run now: the one furthest behind, so that attention of one overlaps experts of
+// another.
+MicroBatch* Worker::next_batch(uint32_t& lane) {
+  MicroBatch* best = nullptr;
+  for (uint32_t i = 0; i < step_->batches.size(); ++i) {
+    MicroBatch& batch = step_->batches[i];
+    if (batch.phase != MicroBatch::Phase::kReady) continue;
+    if (batch.after_previous) {
+      const MicroBatch& previous = step_->batches[i - 1];
+      if (previous.phase != MicroBatch::Phase::kDone && previous.layer <= batch.layer) continue;
+    }
+    if (best == nullptr || batch.layer < best->layer) {
+      best = &batch;
+      lane = i;
+    }
+  }
+  return best;
+}
+
+void Worker::run_layer(MicroBatch& batch, uint32_t lane) {
+  if (batch.layer == 0) {
+    math_.embed(batch);
+  } else if (batch.combine_first) {
+    math_.combine(batch, exchange_.tracker(lane));
+    batch.combine_first = false;
+  }
+  metrics_.masked_rows +=
+      batch.drop_rows(spec_.hidden_size, [](const Sequence& s) { return s.ending || s.finished; });
+  if (batch.rows == 0) {
+    batch.phase = MicroBatch::Phase::kDone;
+  } else if (batch.layer == spec_.num_layers) {
+    run_head(batch);
+    batch.phase = MicroBatch::Phase::kDone;
+  } else {
+    math_.attention(batch, batch.layer);
+    RowBuffer rows = math_.gate(batch, batch.layer, pool_);
+    batch.phase = MicroBatch::Phase::kWaiting;
+    batch.combine_first = true;
+    const uint32_t layer = batch.layer++;
+    exchange_.begin(lane, layer, batch.rows, spec_.experts_per_token, batch.ids, std::move(rows));
+  }
+}
+
+void Worker::run_head(MicroBatch& batch) {
+  std::vector<uint32_t> rows;
+  std::vector<const MicroBatchSlice*> slice_of;  // parallel to rows
+  uint32_t row = 0;
+  for (const MicroBatchSlice& slice : batch.slices) {
+    for (uint32_t i = 0; i < slice.count; ++i, ++row) {
+      if (!options_.logits_observer && !(slice.sample && i + 1 == slice.count)) continue;
+      rows.push_back(row);
+      slice_of.push_back(&slice);
+    }
+  }
+  math_.logits(batch, rows, options_.max_logit_rows, [&](size_t i, std::span<float> logits) {
+    const MicroBatchSlice& slice = *slice_of[i];
+    const uint32_t position = batch.positions[rows[i]];
+    if (options_.logits_observer) options_.logits_observer(slice.sequence->request, position, logits);
+    if (slice.sample && position + 1 == slice.start + slice.count) sample_row(slice, logits);
+  });
+}
+
+void Worker::sample_row(const MicroBatchSlice& slice, std::span<float> logits) {
+  Sequence& sequence = *slice.sequence;
+  const SamplingParams& params = sequence.sampling;
+  const uint32_t position = slice.start + slice.count;           // of the new token
+  const uint32_t generated = position - sequence.prompt_tokens;  // before it
+  const auto is_stop = [&](TokenId token) {
+    return !params.ignore_eos && std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(),
+                                           token) != params.stop_token_ids.end();
+  };
+  if (!params.ignore_eos && generated < params.min_tokens) {
+    for (TokenId token : params.stop_token_ids) {
+      if (token < logits.size()) logits[token] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  const float u = uniform_draw(params.seed, sequence.choice, position, DrawPurpose::kSample);
+  StatusOr<kernels::Sampled> sampled = kernels::sample(kernels_, logits, params, u);
+  if (!sampled.ok()) {
+    fail(sequence, message_of(sampled.status()));
+    return;
+  }
+  SampledToken out;
+  out.seq = sequence.id;
+  out.position = position;
+  out.token = sampled->token;
+  out.logprob = sampled->logprob;
+  out.top_logprobs = std::move(sampled->top);
+  if (is_stop(out.token)) {
+    out.finish = FinishReason::kStop;
+  } else if (generated + 1 >= params.max_tokens || position + 1 >= spec_.max_positions) {
+    out.finish = FinishReason::kLength;
+  }
+  sequence.finished = out.finish != FinishReason::kNone;
+  sequence.tokens.push_back(out.token);
+  ++metrics_.sampled_tokens;
+  step_->sampled.emplace_back(slice.plan_index, std::move(out));
+}
+
+// Takes a sequence's rows out of what runs: no output is awaited or asked for again; the next layer leaves
+// them out.
+void Worker::mask(const Sequence& sequence) {
+  if (!step_) return;
+  for (uint32_t lane = 0; lane < step_->batches.size(); ++lane) {
+    const MicroBatch& batch = step_->batches[lane];
+    if (batch.phase != MicroBatch::Phase::kWaiting) continue;
+    uint32_t row = 0;
+    for (const MicroBatchSlice& slice : batch.slices) {
+      if (slice.sequence.get() == &sequence) {
+        for (uint32_t i = 0; i < slice.count; ++i) exchange_.mask(lane, row + i);
+      }
+      row += slice.count;
+    }
+  }
+}
+
+void Worker::fail(Sequence& sequence, const std::string& cause) {
+  if (sequence.finished) return;
+  sequence.finished = true;
+  ++metrics_.failed_sequences;
+  step_->result.failures.push_back({sequence.id, cause});
+  mask(sequence);
+}
+
+void Worker::fail_batch(uint32_t lane, const Status& cause) {
+  // The transport refuses the rows themselves: these sequences cannot go on.
+  std::vector<std::shared_ptr<Sequence>> lost;
+  for (const MicroBatchSlice& slice : step_->batches[lane].slices) lost.push_back(slice.sequence);
+  for (const auto& sequence : lost) fail(*sequence, message_of(cause));
+}
+
+void Worker::finish_step() {
+  Step step = std::move(*step_);
+  step_.reset();
+  std::sort(step.sampled.begin(), step.sampled.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [index, token] : step.sampled) step.result.sampled.push_back(std::move(token));
+  ++metrics_.steps;
+  metrics_.compute_ns += step.result.compute_ns;
+  metrics_.expert_wait_ns += step.result.expert_wait_ns;
+  queue_depth_.store(static_cast<uint32_t>(plans_.size()), std::memory_order_relaxed);
+  if (link_ != nullptr) link_->send(std::move(step.result));
+  if (!plans_.empty()) wake();
+}
+
+}  // namespace conclave

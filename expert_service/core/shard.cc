@@ -1,0 +1,244 @@
+#include "expert_service/core/shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "libs/base/check.h"
+
+namespace conclave {
+
+Shard::Shard(Executor& executor, ExpertTransport& transport, const ModelSpec& spec,
+             const ExpertTable& experts, kernels::Context kernels, ShardOptions options)
+    : executor_(executor),
+      transport_(transport),
+      spec_(spec),
+      kernels_(kernels),
+      options_(std::move(options)),
+      queue_(spec.num_layers, options_.max_queued_items),
+      store_(experts, spec.num_experts),
+      group_(spec.num_experts, options_.precision) {
+  CONCLAVE_CHECK(experts.size() == spec.num_layers);
+  metrics_.tokens.assign(static_cast<size_t>(spec.num_layers) * spec.num_experts, 0);
+}
+
+Shard::~Shard() {
+  transport_.set_ready(nullptr);
+  if (reply_timer_) executor_.cancel(reply_timer_);
+}
+
+void Shard::start() {
+  transport_.set_ready([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    unread_events_ = true;
+    wake();
+  });
+  unread_events_ = true;
+  wake();
+}
+
+Hello Shard::hello() {
+  Hello h;
+  h.role = Role::kExpert;
+  h.name = options_.name;
+  h.incarnation = transport_.self();
+  h.numerics_id = options_.numerics_id;
+  h.model_fingerprint = options_.model_fingerprint;
+  h.threads = options_.threads;
+  h.capacity_bytes = options_.capacity_bytes;
+  h.transport_address = transport_.address();
+  h.num_layers = spec_.num_layers;
+  h.num_experts = spec_.num_experts;
+  h.max_positions = spec_.max_positions;
+  h.vocab_size = spec_.vocab_size;
+  return h;
+}
+
+void Shard::on_message(ToMember message) {
+  if (std::holds_alternative<Welcome>(message)) {
+    // Epochs count from 1 for each scheduler incarnation. Held experts stay: they are right under any
+    // placement.
+    welcomed_ = true;
+    preparing_ = Epoch();
+    epoch_.store(0, std::memory_order_relaxed);
+  } else if (auto* refusal = std::get_if<Refusal>(&message)) {
+    if (on_refused_) on_refused_(*refusal);
+  } else if (auto* update = std::get_if<PlacementUpdate>(&message)) {
+    on_placement(update->table);
+  }
+  // Drain: a shard has nothing to finish by itself; placements take its experts away first. Plans are not for
+  // it.
+}
+
+void Shard::on_down(const Status&) {
+  // Workers may still reach it: dispatches go on without the scheduler.
+  welcomed_ = false;
+  ready_.store(false, std::memory_order_relaxed);
+}
+
+void Shard::on_placement(const PlacementTable& table) {
+  if (!table.validate().ok() || table.epoch() <= preparing_) return;
+  preparing_ = table.epoch();
+  store_.assign(table, transport_.self());
+  metrics_.held_experts = store_.held();
+  warm_some();
+}
+
+void Shard::warm_some() {
+  metrics_.weight_bytes_warmed += store_.warm(options_.warm_slice_bytes);
+  if (!store_.warming()) {
+    epoch_.store(preparing_.value, std::memory_order_relaxed);
+    ready_.store(welcomed_, std::memory_order_relaxed);
+    if (link_ != nullptr) link_->send(PlacementReady{preparing_});
+    return;
+  }
+  if (warm_posted_) return;
+  warm_posted_ = true;
+  executor_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    warm_posted_ = false;
+    warm_some();
+  });
+}
+
+void Shard::wake() {
+  if (pump_posted_) return;
+  pump_posted_ = true;
+  executor_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    pump_posted_ = false;
+    pump();
+  });
+}
+
+void Shard::pump() {
+  if (unread_events_ && !queue_.full()) read_transport();
+  if (!queue_.empty()) compute_group();
+  metrics_.queued_items = queue_.items();
+  queue_depth_.store(static_cast<uint32_t>(queue_.messages()), std::memory_order_relaxed);
+  if (!queue_.empty() || unread_events_) wake();
+}
+
+void Shard::read_transport() {
+  unread_events_ = false;
+  events_.clear();
+  transport_.poll(events_);
+  for (TransportEvent& event : events_) handle(event);
+  if (queue_.full()) {
+    // Events that come now stay with the transport until a group is done (options: max_queued_items).
+    ++metrics_.reads_paused;
+    unread_events_ = true;
+  }
+}
+
+void Shard::handle(TransportEvent& event) {
+  if (auto* dispatch = std::get_if<TransportEvent::Dispatch>(&event.what)) {
+    take_dispatch(event.peer, std::move(dispatch->batch));
+  } else if (auto* cancel = std::get_if<TransportEvent::Cancel>(&event.what)) {
+    // Only its own worker may cancel a dispatch.
+    if (cancel->id.worker == event.peer && queue_.cancel(cancel->id)) ++metrics_.cancelled_dispatches;
+  } else if (std::holds_alternative<TransportEvent::Writable>(event.what)) {
+    flush_replies(event.peer);
+  } else if (std::holds_alternative<TransportEvent::PeerDown>(event.what)) {
+    metrics_.cancelled_dispatches += queue_.drop_worker(event.peer);
+    metrics_.dropped_replies +=
+        std::erase_if(waiting_replies_, [&](const WaitingReply& r) { return r.worker == event.peer; });
+  } else if (std::holds_alternative<TransportEvent::Rejected>(event.what)) {
+    ++metrics_.rejected_dispatches;
+  }
+}
+
+void Shard::take_dispatch(Incarnation worker, DispatchBatch batch) {
+  ++metrics_.dispatches;
+  const Status checked =
+      check_dispatch(batch, spec_.num_layers, spec_.num_experts, spec_.hidden_size, options_.precision);
+  if (!checked.ok() || batch.id.worker != worker) {
+    ++metrics_.rejected_dispatches;
+    return;
+  }
+  const TimePoint expires = batch.time_left > 0 ? executor_.now() + batch.time_left : kNever;
+  queue_.push({worker, std::move(batch), expires, 0});
+}
+
+void Shard::compute_group() {
+  const TimePoint begin = executor_.now();
+  const std::vector<WaitingDispatch> taken =
+      queue_.take(begin, options_.max_group_items, metrics_.expired_dispatches);
+  if (taken.empty()) return;
+  const uint32_t layer = taken.front().batch.layer;
+  group_.build(taken, store_, transport_.self(), pool_);
+  kernels::run_experts(kernels_, options_.precision, group_.jobs());
+  const Nanos busy = executor_.now() - begin;
+  ++metrics_.groups;
+  metrics_.items += group_.items();
+  metrics_.missing_items += group_.missing_items();
+  metrics_.compute_ns += busy;
+  group_.each_expert([&](uint16_t expert, size_t rows) {
+    metrics_.tokens[static_cast<size_t>(layer) * spec_.num_experts + expert] += rows;
+  });
+  auto& replies = group_.replies();
+  for (size_t i = 0; i < replies.size(); ++i) {
+    replies[i].compute_ns = busy;
+    TimePoint expires = taken[i].expires;
+    if (expires == kNever) expires = begin + options_.reply_deadline;
+    send_reply({taken[i].worker, std::move(replies[i]), expires});
+  }
+  replies.clear();
+}
+
+void Shard::send_reply(WaitingReply reply) {
+  const Status sent = transport_.reply(reply.worker, reply.batch);
+  if (sent.ok()) {
+    ++metrics_.replies;
+    return;
+  }
+  if (sent.code() != StatusCode::kResourceExhausted) {
+    ++metrics_.dropped_replies;
+    return;
+  }
+  if (waiting_replies_.size() >= options_.max_waiting_replies) {
+    waiting_replies_.pop_front();
+    ++metrics_.dropped_replies;
+  }
+  waiting_replies_.push_back(std::move(reply));
+  drop_expired_replies();
+}
+
+void Shard::flush_replies(Incarnation worker) {
+  const TimePoint now = executor_.now();
+  for (auto it = waiting_replies_.begin(); it != waiting_replies_.end();) {
+    if (it->worker != worker) {
+      ++it;
+      continue;
+    }
+    if (it->expires > now) {
+      const Status sent = transport_.reply(worker, it->batch);
+      if (sent.code() == StatusCode::kResourceExhausted) return;  // the next Writable goes on here
+      ++(sent.ok() ? metrics_.replies : metrics_.dropped_replies);
+    } else {
+      ++metrics_.dropped_replies;
+    }
+    it = waiting_replies_.erase(it);
+  }
+}
+
+// Frees the rows of replies that nobody waits for any more, also when their peer never becomes writable.
+void Shard::drop_expired_replies() {
+  const TimePoint now = executor_.now();
+  metrics_.dropped_replies +=
+      std::erase_if(waiting_replies_, [&](const WaitingReply& r) { return r.expires <= now; });
+  TimePoint first = kNever;
+  for (const WaitingReply& r : waiting_replies_) first = std::min(first, r.expires);
+  if (first == reply_timer_due_) return;
+  if (reply_timer_) executor_.cancel(reply_timer_);
+  reply_timer_ = TimerId();
+  reply_timer_due_ = first;
+  if (first == kNever) return;
+  reply_timer_ = executor_.post_at(first, [this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    reply_timer_ = TimerId();
+    reply_timer_due_ = kNever;
+    drop_expired_replies();
+  });
+}
+
+}  // namespace conclave

@@ -1,0 +1,47 @@
+// One request followed to its end by a thread that waits.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/base/status.h"
+#include "libs/ports/scheduler_port.h"
+
+namespace conclave {
+
+struct Completion {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;  // one per token where asked for
+  FinishReason finish = FinishReason::kNone;
+  std::string error;  // finish == kError: the cause
+};
+
+// Give it to SchedulerPort::submit and wait. Checks on the way that token indices are contiguous and that the
+// request ends once.
+class PendingCompletion final : public RequestObserver {
+ public:
+  void on_accepted() override {}
+  void on_refused(const Status& cause) override;
+  void on_tokens(const TokenEvent& event) override;
+
+  // Any thread. The refusal; INTERNAL for a gap, a repeat or a second end; DEADLINE_EXCEEDED after `limit` of
+  // real time.
+  StatusOr<Completion> wait(Nanos limit);
+  // Tokens so far. Any thread.
+  size_t tokens() const;
+  // Blocks until there are `count` tokens or the end; false after `limit`.
+  bool wait_for_tokens(size_t count, Nanos limit);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Completion completion_;
+  Status status_;
+  bool ended_ = false;
+};
+
+}  // namespace conclave

@@ -1,0 +1,245 @@
+#include "router_service/router_server.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "libs/telemetry/log.h"
+#include "router_service/gateway/gateway.h"
+#include "router_service/grpc/grpc_front.h"
+#include "router_service/http/http_front.h"
+#include "router_service/model_text.h"
+
+namespace conclave::router {
+namespace {
+
+constexpr Nanos kReadinessPeriod = 200 * kMillisecond;  // how stale the gRPC health service may be
+
+gateway::GatewayOptions gateway_options(const RouterConfig& config) {
+  gateway::GatewayOptions options;
+  options.max_requests = config.max_requests;
+  options.max_waiting_texts = config.max_requests;
+  options.text_threads = std::max(2u, config.template_processes);
+  options.default_deadline = config.default_deadline;
+  options.stream.max_pending_tokens = config.max_stream_events;
+  return options;
+}
+
+// What is counted per request; null without a registry.
+class RouterMetrics {
+ public:
+  explicit RouterMetrics(MetricsRegistry* registry) : registry_(registry) {
+    if (registry_ == nullptr) return;
+    prompt_tokens_ =
+        &registry_->counter("conclave_router_prompt_tokens_total", "Prompt tokens of ended requests");
+    generated_tokens_ =
+        &registry_->counter("conclave_router_generated_tokens_total", "Generated tokens of ended requests");
+    first_token_ = &registry_->histogram("conclave_router_time_to_first_token_seconds",
+                                         "From a request's arrival to its first token");
+    duration_ = &registry_->histogram("conclave_router_request_duration_seconds",
+                                      "From a request's arrival to its end");
+  }
+
+  void answered(std::string_view protocol, std::string_view route, int code) {
+    if (registry_ == nullptr) return;
+    registry_
+        ->counter("conclave_router_answers_total", "Answers by protocol, route and status code",
+                  {{"protocol", std::string(protocol)},
+                   {"route", std::string(route)},
+                   {"code", std::to_string(code)}})
+        .add();
+  }
+
+  void ended(const gateway::Summary& summary) {
+    if (registry_ == nullptr) return;
+    const std::string outcome = summary.code != StatusCode::kOk
+                                    ? std::string(absl::StatusCodeToString(summary.code))
+                                : summary.finish == FinishReason::kLength ? "length"
+                                                                          : "stop";
+    registry_
+        ->counter("conclave_router_requests_total", "Requests that ended, by outcome", {{"outcome", outcome}})
+        .add();
+    prompt_tokens_->add(summary.usage.prompt_tokens);
+    generated_tokens_->add(summary.usage.completion_tokens);
+    duration_->observe(static_cast<double>(summary.total) / kSecond);
+    if (summary.to_first_token >= 0)
+      first_token_->observe(static_cast<double>(summary.to_first_token) / kSecond);
+  }
+
+ private:
+  MetricsRegistry* const registry_;
+  Counter* prompt_tokens_ = nullptr;
+  Counter* generated_tokens_ = nullptr;
+  Histogram* first_token_ = nullptr;
+  Histogram* duration_ = nullptr;
+};
+
+class RouterServerImpl : public RouterServer {
+ public:
+  RouterServerImpl(const RouterConfig& config, ModelSpec model, SchedulerPort& scheduler,
+                   const gateway::TextCodec& text, MetricsRegistry* metrics)
+      : config_(config),
+        metrics_(metrics),
+        gateway_(gateway_options(config), std::move(model), scheduler, text,
+                 [this](const gateway::Summary& summary) { metrics_.ended(summary); }) {
+    if (metrics != nullptr) collector_ = metrics->add_collector([this](MetricSink& sink) { collect(sink); });
+  }
+
+  ~RouterServerImpl() override {
+    stop_watching();
+    collector_.reset();
+    gateway_.begin_drain();
+    gateway_.abort_all(unavailable("the router is shutting down"));
+    if (grpc_) grpc_->shutdown(0);
+    http_.reset();
+    grpc_.reset();
+  }
+
+  Status start() {
+    if (!config_.http_listen.empty()) {
+      HttpFrontOptions options;
+      options.listen = config_.http_listen;
+      options.threads = std::max(1u, config_.http_threads);
+      options.limits.max_connections = config_.max_connections;
+      options.limits.max_body_bytes = config_.max_body_bytes;
+      options.limits.header_timeout = config_.idle_timeout;
+      options.on_answer = [this](std::string_view route, int status) {
+        metrics_.answered("http", route, status);
+      };
+      auto started = HttpFront::start(std::move(options), gateway_);
+      if (!started.ok()) return annotate(started.status(), "router.http_listen");
+      std::lock_guard lock(mutex_);
+      http_ = std::move(started).value();
+    }
+    if (!config_.grpc_listen.empty()) {
+      GrpcFrontOptions options;
+      options.listen = config_.grpc_listen;
+      options.max_message_bytes = config_.max_body_bytes;
+      options.on_answer = [this](std::string_view method, int code) {
+        metrics_.answered("grpc", method, code);
+      };
+      ASSIGN_OR_RETURN(grpc_, GrpcFront::start(std::move(options), gateway_));
+      watcher_ = std::thread([this] { watch(); });
+    }
+    return OkStatus();
+  }
+
+  std::string http_address() const override { return http_ ? http_->address() : ""; }
+  std::string grpc_address() const override { return grpc_ ? grpc_->address() : ""; }
+  uint16_t http_port() const override { return http_ ? http_->port() : 0; }
+  uint16_t grpc_port() const override { return grpc_ ? grpc_->port() : 0; }
+
+  Readiness readiness() const override {
+    const Status ready = gateway_.ready();
+    return ready.ok() ? Readiness{} : Readiness{{message_of(ready)}};
+  }
+
+  void drain() override {
+    gateway_.begin_drain();
+    stop_watching();
+    if (grpc_) grpc_->set_serving(false);
+    if (http_) http_->drain();
+    const TimePoint until = steady_now() + config_.drain_time;
+    if (!gateway_.wait_idle(config_.drain_time)) {
+      log_warn("ending requests that did not finish within the drain time",
+               {{"requests", gateway_.counts().open}});
+      gateway_.abort_all(unavailable("the router is shutting down"));
+    }
+    // What has ended is still on its way to the clients.
+    while (http_ && http_->counts().connections_open > 0 && steady_now() < until + kDrainFlush) {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, std::chrono::milliseconds(10));
+    }
+    if (grpc_) grpc_->shutdown(std::max<Nanos>(until + kDrainFlush - steady_now(), 0));
+  }
+
+ private:
+  static constexpr Nanos kDrainFlush = 1 * kSecond;
+
+  // The scheduler port has no notification, and the health service wants one: look now and then.
+  void watch() {
+    std::unique_lock lock(mutex_);
+    bool serving = false;
+    while (!stopping_) {
+      lock.unlock();
+      const bool ready = gateway_.ready().ok();
+      if (ready != serving) grpc_->set_serving(ready);
+      serving = ready;
+      lock.lock();
+      changed_.wait_for(lock, std::chrono::nanoseconds(kReadinessPeriod), [this] { return stopping_; });
+    }
+  }
+  void stop_watching() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    if (watcher_.joinable()) watcher_.join();
+  }
+
+  void collect(MetricSink& sink) {
+    const gateway::GatewayCounts gateway = gateway_.counts();
+    sink.gauge("conclave_router_open_requests", "Requests open now (bound: router.max_requests)",
+               static_cast<double>(gateway.open));
+    sink.gauge("conclave_router_waiting_text_requests", "Requests waiting to be tokenized",
+               static_cast<double>(gateway.waiting_texts));
+    std::lock_guard lock(mutex_);
+    if (!http_) return;
+    const http::HttpCounts http = http_->counts();
+    sink.gauge("conclave_router_http_open_connections",
+               "HTTP connections open now (bound: router.max_connections)",
+               static_cast<double>(http.connections_open));
+    sink.counter("conclave_router_http_connections_total", "HTTP connections taken",
+                 static_cast<double>(http.connections_opened));
+    sink.counter("conclave_router_http_refused_connections_total", "HTTP connections refused at the bound",
+                 static_cast<double>(http.connections_refused));
+    sink.counter("conclave_router_http_malformed_requests_total",
+                 "Requests that were not HTTP, too large or too slow", static_cast<double>(http.malformed));
+    sink.counter("conclave_router_http_departed_clients_total",
+                 "Clients that left before their answer was complete",
+                 static_cast<double>(http.clients_gone));
+    sink.counter("conclave_router_http_slow_clients_total", "Clients cut off for not reading",
+                 static_cast<double>(http.slow_clients));
+  }
+
+  const RouterConfig config_;
+  RouterMetrics metrics_;
+  gateway::Gateway gateway_;
+  mutable std::mutex mutex_;  // http_ (against the collector), stopping_
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::unique_ptr<HttpFront> http_;
+  std::unique_ptr<GrpcFront> grpc_;
+  std::thread watcher_;
+  std::unique_ptr<MetricsRegistry::CollectorHandle> collector_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RouterServer>> RouterServer::start(const RouterConfig& config, ModelSpec model,
+                                                            SchedulerPort& scheduler,
+                                                            const gateway::TextCodec& text,
+                                                            MetricsRegistry* metrics) {
+  auto server = std::make_unique<RouterServerImpl>(config, std::move(model), scheduler, text, metrics);
+  RETURN_IF_ERROR(server->start());
+  return std::unique_ptr<RouterServer>(std::move(server));
+}
+
+StatusOr<std::unique_ptr<gateway::TextCodec>> load_model_text(const std::string& model_dir,
+                                                              const RouterConfig& config) {
+  text::ChatTemplateOptions options;
+  options.processes = static_cast<int>(config.template_processes);
+  options.call_timeout = config.template_deadline;
+  options.max_waiting = static_cast<int>(config.max_requests);
+  options.max_document_bytes = config.max_body_bytes;
+  std::string no_template;
+  ASSIGN_OR_RETURN(auto loaded, ModelText::load(model_dir, std::move(options), &no_template));
+  if (!no_template.empty())
+    log_warn("chats will be refused: the model has no template", {{"cause", no_template}});
+  return std::unique_ptr<gateway::TextCodec>(std::move(loaded));
+}
+
+}  // namespace conclave::router

@@ -1,0 +1,319 @@
+#include "scheduler/grpc_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "conclave/v1/cluster.grpc.pb.h"
+#include "libs/config/address.h"
+#include "libs/rpc/convert.h"
+#include "libs/rpc/grpc_setup.h"
+#include "libs/rpc/server_stream.h"
+
+namespace conclave::scheduler {
+namespace {
+
+namespace pb = ::conclave::v1;
+
+// Messages after which the loop's executor is asked for a credit; a part of the read window.
+constexpr int kCreditBatch = 16;
+
+struct Counters {
+  std::atomic<uint64_t> opened{0};
+  std::atomic<uint64_t> invalid{0};
+  std::atomic<uint64_t> slow{0};
+  std::atomic<uint32_t> streams{0};
+};
+
+// What every session needs; outlives them.
+struct Context {
+  Context(SchedulerLoop& l, Executor& e, GrpcServerOptions o,
+          std::function<void(const std::string&, const Status&)> f)
+      : loop(l), executor(e), options(std::move(o)), on_session_end(std::move(f)) {}
+
+  SchedulerLoop& loop;
+  Executor& executor;
+  GrpcServerOptions options;
+  std::function<void(const std::string&, const Status&)> on_session_end;
+  Counters counters;
+
+  rpc::ServerStreamLimits limits() const {
+    rpc::ServerStreamLimits out;
+    out.queue_messages = options.session_queue_messages;
+    out.queue_bytes = options.session_queue_bytes;
+    out.first_message_deadline = options.hello_deadline;
+    return out;
+  }
+};
+
+// What both kinds of session share: credits for the reader, counting, the end.
+template <class Up, class Down>
+class Session : public rpc::ServerStream<Up, Down> {
+ public:
+  explicit Session(std::shared_ptr<Context> context)
+      : rpc::ServerStream<Up, Down>(context->limits()), context_(std::move(context)) {
+    ++context_->counters.opened;
+    ++context_->counters.streams;
+  }
+
+ protected:
+  // After a message was handed to the loop: its executor runs tasks in order, so when the credit runs there,
+  // everything before it was dealt with.
+  void credit() {
+    if (++uncredited_ < kCreditBatch) return;
+    context_->executor.post(
+        [self = this->shared_from_this(), count = uncredited_] { self->processed(count); });
+    uncredited_ = 0;
+  }
+
+  Status invalid(const Status& status) {
+    ++context_->counters.invalid;
+    return annotate(status, "invalid message");
+  }
+
+  void ended(const Status& cause) {
+    --context_->counters.streams;
+    if (cause.code() == StatusCode::kResourceExhausted) ++context_->counters.slow;
+    if (context_->on_session_end) context_->on_session_end(this->peer(), cause);
+  }
+
+  const std::shared_ptr<Context> context_;
+  // Set by the first message; read on gRPC's threads, one message at a time.
+  SessionId session_;
+
+ private:
+  int uncredited_ = 0;
+};
+
+class MemberStream final : public Session<pb::MemberUp, pb::MemberDown>, public MemberSession {
+ public:
+  using Session::Session;
+
+  // --- MemberSession, on the loop's executor
+  void send(ToMember message) override {
+    pb::MemberDown out;
+    rpc::to_proto(message, &out);
+    write(std::move(out));
+  }
+  void close(const Status& cause) override { finish(cause, true); }
+
+ private:
+  Status on_message(pb::MemberUp&& message) override {
+    StatusOr<FromMember> converted = rpc::from_proto(message);
+    if (!converted.ok()) return invalid(converted.status());
+    const bool hello = std::holds_alternative<Hello>(*converted);
+    if (hello == static_cast<bool>(session_)) {
+      return invalid(invalid_argument(hello ? "a second hello" : "the first message must be a hello"));
+    }
+    if (hello) {
+      session_ = context_->loop.member_connected(std::static_pointer_cast<MemberStream>(shared_from_this()));
+    }
+    context_->loop.on_member_message(session_, std::move(*converted));
+    credit();
+    return OkStatus();
+  }
+
+  void on_end(const Status& cause) override {
+    if (session_) context_->loop.member_closed(session_, cause);
+    ended(cause);
+  }
+};
+
+class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, public GatewaySession {
+ public:
+  using Session::Session;
+
+  // --- GatewaySession, on the loop's executor
+  void welcome(const Welcome& welcome) override {
+    pb::GatewayDown out;
+    rpc::to_proto(welcome, out.mutable_welcome());
+    write(std::move(out));
+  }
+  void reply(RequestId request, const Status& status) override {
+    pb::GatewayDown out;
+    rpc::to_proto(request, status, out.mutable_submit_reply());
+    write(std::move(out));
+  }
+  void tokens(const TokenEvent& event) override {
+    pb::GatewayDown out;
+    rpc::to_proto(event, out.mutable_tokens());
+    write(std::move(out));
+  }
+  void fleet(const FleetInfo& info) override {
+    pb::GatewayDown out;
+    rpc::to_proto(info, out.mutable_fleet());
+    write(std::move(out));
+  }
+  void close(const Status& cause) override { finish(cause, true); }
+
+ private:
+  Status on_message(pb::GatewayUp&& message) override {
+    if (static_cast<bool>(session_) == (message.what_case() == pb::GatewayUp::kHello)) {
+      return invalid(invalid_argument(session_ ? "a second hello" : "the first message must be a hello"));
+    }
+    switch (message.what_case()) {
+      case pb::GatewayUp::kHello: {
+        StatusOr<Hello> hello = rpc::from_proto(message.hello());
+        if (!hello.ok()) return invalid(hello.status());
+        session_ = context_->loop.gateway_connected(
+            std::static_pointer_cast<GatewayStream>(shared_from_this()), std::move(*hello));
+        break;
+      }
+      case pb::GatewayUp::kSubmit: {
+        StatusOr<AcceptedRequest> request = rpc::from_proto(message.submit());
+        if (!request.ok()) {
+          // The session can go on where it is known which request was wrong.
+          StatusOr<RequestId> id = rpc::from_proto(message.submit().id());
+          if (!id.ok()) return invalid(id.status());
+          ++context_->counters.invalid;
+          reply(*id, request.status());
+          this->processed(1);
+          return OkStatus();
+        }
+        context_->loop.on_gateway_submit(session_, std::move(*request));
+        break;
+      }
+      case pb::GatewayUp::kCancel: {
+        StatusOr<RequestId> id = rpc::from_proto(message.cancel().id());
+        if (!id.ok()) return invalid(id.status());
+        context_->loop.on_gateway_cancel(session_, *id);
+        break;
+      }
+      case pb::GatewayUp::kHeartbeat:
+        this->processed(1);
+        return OkStatus();
+      case pb::GatewayUp::WHAT_NOT_SET:
+        return invalid(invalid_argument("a message of an unknown kind"));
+    }
+    credit();
+    return OkStatus();
+  }
+
+  void on_end(const Status& cause) override {
+    if (session_) context_->loop.gateway_closed(session_, cause);
+    ended(cause);
+  }
+};
+
+void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
+  to->set_scheduler_incarnation(from.scheduler.value);
+  rpc::to_proto(from.fleet, to->mutable_fleet());
+  to->set_epoch(from.epoch.value);
+  to->set_requests_waiting(from.requests_waiting);
+  to->set_requests_running(from.requests_running);
+  for (const MemberSnapshot& member : from.members) {
+    pb::MemberStatus* out = to->add_members();
+    out->set_role(static_cast<pb::Role>(member.role));
+    out->set_name(rpc::wire_text(member.name, rpc::kMaxNameBytes));
+    out->set_incarnation(member.incarnation.value);
+    out->set_state(rpc::wire_text(member.state, rpc::kMaxNameBytes));
+    out->set_kv_blocks_total(member.kv_blocks_total);
+    out->set_kv_blocks_used(member.kv_blocks_used);
+    out->set_sequences(member.sequences);
+    out->set_experts_held(member.experts_held);
+  }
+}
+
+class ClusterService final : public pb::Cluster::CallbackService {
+ public:
+  explicit ClusterService(std::shared_ptr<Context> context) : context_(std::move(context)) {}
+
+  grpc::ServerBidiReactor<pb::MemberUp, pb::MemberDown>* Join(grpc::CallbackServerContext* call) override {
+    auto stream = std::make_shared<MemberStream>(context_);
+    stream->start(call);
+    return stream.get();
+  }
+
+  grpc::ServerBidiReactor<pb::GatewayUp, pb::GatewayDown>* Gateway(
+      grpc::CallbackServerContext* call) override {
+    auto stream = std::make_shared<GatewayStream>(context_);
+    stream->start(call);
+    return stream.get();
+  }
+
+  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* call, const pb::StatusRequest*,
+                                   pb::StatusReply* reply) override {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    context_->loop.status([reactor, reply](const StatusSnapshot& snapshot) {
+      status_to_proto(snapshot, reply);
+      reactor->Finish(grpc::Status::OK);
+    });
+    return reactor;
+  }
+
+ private:
+  const std::shared_ptr<Context> context_;
+};
+
+class GrpcServerImpl final : public GrpcServer {
+ public:
+  explicit GrpcServerImpl(std::shared_ptr<Context> context)
+      : context_(context), service_(std::move(context)) {}
+  ~GrpcServerImpl() override { shutdown(0); }
+
+  Status listen() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      grpc::EnableDefaultHealthCheckService(true);
+      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    });
+    const GrpcServerOptions& options = context_->options;
+    ASSIGN_OR_RETURN(HostPort address, parse_host_port(options.listen));
+    int port = 0;
+    grpc::ServerBuilder builder;
+    rpc::configure_server(builder, options.listen, options.max_message_bytes, &port);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0)
+      return rpc::explain_listen_failure(options.listen, "scheduler.listen");
+    address.port = static_cast<uint16_t>(port);
+    address_ = address;
+    set_serving(false);
+    return OkStatus();
+  }
+
+  std::string address() const override { return address_.text(); }
+  uint16_t port() const override { return address_.port; }
+
+  void set_serving(bool serving) override {
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    if (health == nullptr) return;
+    health->SetServingStatus(serving);
+    health->SetServingStatus("conclave.v1.Cluster", serving);
+  }
+
+  void shutdown(Nanos limit) override {
+    if (server_ == nullptr) return;
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::nanoseconds(limit));
+    server_->Wait();
+    server_.reset();
+  }
+
+  GrpcServerMetrics metrics() const override {
+    const Counters& c = context_->counters;
+    return {c.opened.load(), c.invalid.load(), c.slow.load(), c.streams.load()};
+  }
+
+ private:
+  const std::shared_ptr<Context> context_;
+  ClusterService service_;
+  std::unique_ptr<grpc::Server> server_;
+  HostPort address_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::start(
+    const GrpcServerOptions& options, SchedulerLoop& loop, Executor& executor,
+    std::function<void(const std::string& peer, const Status& cause)> on_session_end) {
+  auto context = std::make_shared<Context>(loop, executor, options, std::move(on_session_end));
+  auto server = std::make_unique<GrpcServerImpl>(std::move(context));
+  RETURN_IF_ERROR(server->listen());
+  return std::unique_ptr<GrpcServer>(std::move(server));
+}
+
+}  // namespace conclave::scheduler

@@ -1,0 +1,422 @@
+#include "attention_service/core/worker.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+
+#include "libs/runtime/sim_executor.h"
+#include "tests/support/fake_transport.h"
+#include "tests/support/random_model.h"
+
+namespace conclave {
+namespace {
+
+using testing::FakeLink;
+using testing::FakeTransport;
+using testing::RandomModel;
+
+constexpr Incarnation kSelf(100);
+constexpr Incarnation kS1(1);
+constexpr Incarnation kS2(2);
+
+class WorkerTest : public ::testing::Test {
+ protected:
+  WorkerTest() {
+    options.precision = Precision::kF32;
+    options.kv_blocks = 64;
+    options.max_batch_tokens = 64;
+    options.exchange.deadline_floor = 50 * kMillisecond;
+  }
+  void make() {
+    auto created = Worker::create(executor, transport, model.spec, model.dense, kernels::Context{}, options);
+    ASSERT_TRUE(created.ok()) << created.status();
+    worker = std::move(*created);
+    worker->set_link(&link);
+    worker->start();
+    welcome();
+    place(1, {kS1, kS2});
+  }
+  void welcome() {
+    worker->on_message(Welcome{Incarnation(9), kSecond, ""});
+    next_step = 1;
+  }
+  void place(uint64_t epoch, const std::vector<Incarnation>& shards) {
+    std::vector<ShardEndpoint> ends;
+    for (Incarnation s : shards) ends.push_back({s, "s", "addr"});
+    worker->on_message(
+        PlacementUpdate{even_placement(Epoch(epoch), model.spec.num_layers, model.spec.num_experts, ends)});
+    settle();
+  }
+  void settle() { world.run_until(world.now()); }
+  // Answers every dispatch that was not answered yet, the way a shard would.
+  void serve_one() {
+    const auto [peer, d] = transport.submits[served++];
+    CombineBatch c;
+    c.id = d.id;
+    c.shard = peer;
+    c.layer = d.layer;
+    c.hidden = d.hidden;
+    c.dtype = d.dtype;
+    c.outputs = std::make_shared<std::vector<std::byte>>(d.expert_ids.size() * d.row_bytes());
+    for (uint32_t row = 0; row < d.row_count(); ++row) {
+      for (uint32_t i = d.expert_begin[row]; i < d.expert_begin[row + 1]; ++i) {
+        const std::byte* in = d.rows->data() + row * d.row_bytes();
+        std::byte* out = c.outputs->data() + i * d.row_bytes();
+        const kernels::ExpertJob job{&model.experts[d.layer][d.expert_ids[i]], &in, &out, 1};
+        kernels::run_experts({}, options.precision, {&job, 1});
+        c.items.push_back(i);
+      }
+    }
+    transport.push(peer, TransportEvent::Combine{c});
+  }
+  void run() {
+    settle();
+    while (served < transport.submits.size()) {
+      serve_one();
+      settle();
+    }
+  }
+  SequenceStart sequence(uint64_t seq, std::vector<TokenId> tokens, uint32_t max_tokens = 100) {
+    SequenceStart s;
+    s.seq = SeqId(seq);
+    s.prompt_tokens = static_cast<uint32_t>(tokens.size());
+    s.tokens = std::move(tokens);
+    s.sampling.temperature = 0;
+    s.sampling.max_tokens = max_tokens;
+    return s;
+  }
+  void plan(BatchPlan p) {
+    p.step = StepId(next_step++);
+    worker->on_message(std::move(p));
+  }
+  StepResult last() { return link.all<StepResult>().back(); }
+  // Greedy tokens of a prompt run alone, in the plainest way: the reference for other ways.
+  std::vector<TokenId> alone(uint64_t seq, const std::vector<TokenId>& tokens, uint32_t count) {
+    std::vector<TokenId> out;
+    const BlockId block = static_cast<BlockId>(seq % 16) * 4;
+    BatchPlan p;
+    p.starts = {sequence(seq, tokens)};
+    p.slices = {{SeqId(seq), 0, static_cast<uint32_t>(tokens.size()), true, {block, block + 1, block + 2}}};
+    for (uint32_t i = 0; i < count; ++i) {
+      plan(p);
+      run();
+      EXPECT_EQ(last().sampled.size(), 1u);
+      out.push_back(last().sampled.at(0).token);
+      p = {};
+      p.slices = {{SeqId(seq), static_cast<uint32_t>(tokens.size()) + i, 1, true, {}}};
+    }
+    p = {};
+    p.ends = {SeqId(seq)};
+    plan(p);
+    run();
+    return out;
+  }
+
+  SimWorld world{1};
+  SimExecutor& executor = world.add_process("worker");
+  FakeTransport transport{executor, kSelf};
+  FakeLink link;
+  RandomModel model{WeightDtype::kF32, 3};
+  WorkerOptions options;
+  std::unique_ptr<Worker> worker;
+  size_t served = 0;
+  uint64_t next_step = 1;
+  const std::vector<TokenId> prompt = {5, 9, 1, 77, 3, 140, 2, 8, 8, 20, 31, 4, 66, 12, 99, 7, 6, 41};
+};
+
+TEST_F(WorkerTest, ChunkedPrefillAndDecodeInABatchGiveTheTokensOfALoneRun) {
+  make();
+  const auto want = alone(1, prompt, 3);
+  BatchPlan p;
+  p.starts = {sequence(2, prompt), sequence(3, {1, 2, 3})};
+  p.slices = {{SeqId(3), 0, 3, true, {40}}, {SeqId(2), 0, 7, false, {30}}};
+  plan(p);
+  p = {};
+  p.slices = {{SeqId(2), 7, 11, true, {31}}, {SeqId(3), 3, 1, true, {}}};
+  plan(p);
+  p = {};
+  p.slices = {{SeqId(3), 4, 1, true, {}}, {SeqId(2), 18, 1, true, {}}};
+  plan(p);
+  p = {};
+  p.slices = {{SeqId(2), 19, 1, true, {}}};
+  plan(p);
+  run();
+  std::vector<TokenId> got;
+  std::vector<uint32_t> positions;
+  for (const auto& r : link.all<StepResult>()) {
+    for (const auto& s : r.sampled) {
+      if (s.seq != SeqId(2)) continue;
+      got.push_back(s.token);
+      positions.push_back(s.position);
+    }
+  }
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(positions, (std::vector<uint32_t>{18, 19, 20}));
+}
+
+TEST_F(WorkerTest, MicroBatchesInFlightChangeNothing) {
+  options.micro_batches = 3;
+  options.micro_batch_min_rows = 2;
+  make();
+  const auto want = alone(1, prompt, 4);  // the prompt itself is cut into three
+  options.micro_batches = 1;
+  worker.reset();
+  make();
+  EXPECT_EQ(alone(1, prompt, 4), want);
+}
+
+TEST_F(WorkerTest, AttentionOfOneMicroBatchOverlapsExpertsOfAnother) {
+  options.micro_batches = 2;
+  options.micro_batch_min_rows = 2;
+  make();
+  BatchPlan p;
+  p.starts = {sequence(1, {1, 2}), sequence(2, {3, 4})};
+  p.slices = {{SeqId(1), 0, 2, true, {0}}, {SeqId(2), 0, 2, true, {1}}};
+  plan(p);
+  settle();
+  std::map<uint32_t, int> layers;
+  for (const auto& [peer, d] : transport.submits) layers[d.layer] += static_cast<int>(d.row_count());
+  EXPECT_GE(layers[0], 4) << "both micro-batches have asked before either is answered";
+  run();
+  EXPECT_EQ(last().sampled.size(), 2u);
+}
+
+TEST_F(WorkerTest, FinishReasons) {
+  make();
+  const auto want = alone(1, prompt, 4);
+  const auto length = static_cast<uint32_t>(prompt.size());
+  const auto finish = [&](uint64_t seq, SequenceStart start, uint32_t steps) {
+    BatchPlan p;
+    p.starts = {std::move(start)};
+    p.slices = {{SeqId(seq), 0, length, true, {8, 9}}};
+    plan(p);
+    for (uint32_t i = 1; i < steps; ++i) {
+      p = {};
+      p.slices = {{SeqId(seq), length + i - 1, 1, true, {}}};
+      plan(p);
+    }
+    run();
+    std::vector<std::pair<TokenId, FinishReason>> out;
+    for (const auto& r : link.all<StepResult>()) {
+      for (const auto& s : r.sampled) {
+        if (s.seq == SeqId(seq)) out.emplace_back(s.token, s.finish);
+      }
+    }
+    return out;
+  };
+  auto start = sequence(2, prompt, 2);
+  auto got = finish(2, start, 4);
+  ASSERT_EQ(got.size(), 2u) << "slices past the end are skipped";
+  EXPECT_EQ(got[1], std::make_pair(want[1], FinishReason::kLength));
+
+  start = sequence(3, prompt);
+  start.sampling.stop_token_ids = {want[1]};
+  got = finish(3, start, 4);
+  const size_t stops_at = want[0] == want[1] ? 1 : 2;
+  ASSERT_EQ(got.size(), stops_at);
+  EXPECT_EQ(got.back(), std::make_pair(want[1], FinishReason::kStop));
+
+  start.seq = SeqId(4);
+  start.sampling.ignore_eos = true;
+  got = finish(4, start, 4);
+  ASSERT_EQ(got.size(), 4u);
+  EXPECT_EQ(got[3].first, want[3]);
+
+  start.seq = SeqId(5);
+  start.sampling.ignore_eos = false;
+  start.sampling.min_tokens = 3;
+  got = finish(5, start, 3);
+  ASSERT_EQ(got.size(), 3u) << "no stop token before min_tokens";
+  for (const auto& [token, reason] : got) EXPECT_NE(token, want[1]);
+
+  // Delivered tokens count as generated.
+  start = sequence(6, prompt, 2);
+  start.prompt_tokens = length - 1;
+  got = finish(6, start, 2);
+  ASSERT_EQ(got.size(), 1u);
+  EXPECT_EQ(got[0].second, FinishReason::kLength);
+}
+
+TEST_F(WorkerTest, SampledDrawsDependOnSeedChoiceAndPositionAlone) {
+  make();
+  const auto sampled = [&](uint64_t seq, uint64_t seed, uint32_t choice) {
+    BatchPlan p;
+    auto s = sequence(seq, prompt);
+    s.sampling.temperature = 2.0f;
+    s.sampling.seed = seed;
+    s.choice = choice;
+    p.starts = {s};
+    p.slices = {{SeqId(seq), 0, 18, true, {0, 1}}};
+    std::vector<TokenId> out;
+    for (uint32_t i = 0; i < 6; ++i) {
+      plan(p);
+      run();
+      out.push_back(last().sampled.at(0).token);
+      p = {};
+      p.slices = {{SeqId(seq), 18 + i, 1, true, {}}};
+    }
+    p = {};
+    p.ends = {SeqId(seq)};
+    plan(p);
+    run();
+    return out;
+  };
+  const auto a = sampled(1, 11, 0);
+  EXPECT_EQ(sampled(2, 11, 0), a);
+  EXPECT_NE(sampled(3, 12, 0), a);
+  EXPECT_NE(sampled(4, 11, 1), a);
+}
+
+TEST_F(WorkerTest, LostAndMissedDispatchesChangeNoToken) {
+  make();
+  const auto want = alone(1, prompt, 1);
+  BatchPlan p;
+  p.starts = {sequence(2, prompt)};
+  p.slices = {{SeqId(2), 0, 18, true, {8, 9}}};
+  plan(p);
+  settle();
+  const size_t lost = transport.submits.size();
+  served = lost;  // the first layer's dispatches are lost
+  world.run_until([&] { return transport.submits.size() > lost; }, world.now() + kSecond);
+  EXPECT_GT(transport.submits.size(), lost);
+  transport.push_down(kS2);
+  settle();
+  served = transport.submits.size() - 1;
+  place(2, {kS1});
+  for (int i = 0; i < 50 && link.all<StepResult>().back().sampled.empty(); ++i) {
+    run();
+    world.run_until(world.now() + kSecond);
+  }
+  ASSERT_EQ(last().sampled.size(), 1u);
+  EXPECT_EQ(last().sampled[0].token, want[0]);
+  EXPECT_FALSE(link.all<PeerTrouble>().empty());
+}
+
+TEST_F(WorkerTest, AnEndedSequenceIsMaskedWhileItsStepRuns) {
+  make();
+  const auto want = alone(1, {1, 2, 3}, 1);
+  BatchPlan p;
+  p.starts = {sequence(2, prompt), sequence(3, {1, 2, 3})};
+  p.slices = {{SeqId(2), 0, 18, true, {8, 9}}, {SeqId(3), 0, 3, true, {10}}};
+  plan(p);
+  settle();
+  const size_t first_layer = transport.submits.size();
+  p = {};
+  p.ends = {SeqId(2)};
+  plan(p);
+  run();
+  for (size_t i = first_layer; i < transport.submits.size(); ++i) {
+    EXPECT_LE(transport.submits[i].second.row_count(), 3u) << "rows of the ended sequence still travel";
+  }
+  const auto results = link.all<StepResult>();
+  ASSERT_GE(results.size(), 2u);
+  const auto& step = results[results.size() - 2];
+  ASSERT_EQ(step.sampled.size(), 1u);
+  EXPECT_EQ(step.sampled[0].seq, SeqId(3));
+  EXPECT_EQ(step.sampled[0].token, want[0]);
+  EXPECT_TRUE(step.failures.empty());
+  EXPECT_EQ(worker->metrics().masked_rows, 18u);
+}
+
+TEST_F(WorkerTest, AStepOfOneCancelledSequenceEndsWithoutItsShards) {
+  make();
+  place(2, {});
+  BatchPlan p;
+  p.starts = {sequence(2, prompt)};
+  p.slices = {{SeqId(2), 0, 18, true, {8, 9}}};
+  plan(p);
+  settle();
+  EXPECT_TRUE(link.all<StepResult>().empty()) << "no home: held";
+  p = {};
+  p.ends = {SeqId(2)};
+  plan(p);
+  settle();
+  EXPECT_EQ(link.all<StepResult>().size(), 2u);
+  EXPECT_EQ(worker->metrics().sequences, 0u);
+}
+
+TEST_F(WorkerTest, BadPlansFailTheirSequenceAndNoOther) {
+  make();
+  BatchPlan p;
+  auto bad = sequence(5, prompt);
+  bad.tokens[2] = 100000;
+  p.starts = {sequence(2, prompt), sequence(3, {1, 2, 3}), sequence(4, {1, 2, 3}), bad};
+  p.slices = {{SeqId(2), 1, 4, false, {8}},
+              {SeqId(3), 0, 3, true, {999}},
+              {SeqId(4), 0, 3, true, {10}},
+              {SeqId(5), 0, 3, false, {11}},
+              {SeqId(6), 0, 3, true, {12}}};
+  plan(p);
+  run();
+  ASSERT_EQ(last().sampled.size(), 1u);
+  EXPECT_EQ(last().sampled[0].seq, SeqId(4));
+  std::map<uint64_t, std::string> causes;
+  for (const auto& f : last().failures) causes[f.seq.value] += f.cause;
+  EXPECT_EQ(causes.size(), 4u);
+  EXPECT_NE(causes[2].find("plan.slices.start"), std::string::npos) << causes[2];
+  EXPECT_NE(causes[3].find("plan.slices.new_blocks"), std::string::npos) << causes[3];
+  EXPECT_NE(causes[5].find("plan.starts.tokens"), std::string::npos) << causes[5];
+  EXPECT_NE(causes[6].find("unknown sequence"), std::string::npos) << causes[6];
+
+  p = {};
+  p.starts = {sequence(7, std::vector<TokenId>(65, 1))};
+  p.slices = {{SeqId(7), 0, 65, true, {1, 2, 3, 4, 5}}};
+  plan(p);
+  run();
+  ASSERT_EQ(last().failures.size(), 1u);
+  EXPECT_NE(last().failures[0].cause.find("max_batch_tokens"), std::string::npos);
+}
+
+TEST_F(WorkerTest, PlansRunInOrderAndAreNeverSkipped) {
+  make();
+  next_step = 2;
+  plan({});
+  settle();
+  EXPECT_TRUE(link.all<StepResult>().empty());
+  EXPECT_EQ(worker->metrics().plans_out_of_order, 1u);
+  next_step = 1;
+  plan({});
+  plan({});
+  settle();
+  ASSERT_EQ(link.all<StepResult>().size(), 2u);
+  EXPECT_EQ(link.all<StepResult>()[1].step, StepId(2));
+}
+
+TEST_F(WorkerTest, ANewSchedulerConnectionStartsFromNothing) {
+  make();
+  const auto want = alone(1, prompt, 1);
+  BatchPlan p;
+  p.starts = {sequence(2, prompt)};
+  p.slices = {{SeqId(2), 0, 18, true, {8, 9}}};
+  plan(p);
+  settle();
+  const size_t results = link.all<StepResult>().size();
+  worker->on_down(unavailable("scheduler gone"));
+  EXPECT_FALSE(worker->ready());
+  run();
+  EXPECT_EQ(link.all<StepResult>().size(), results) << "nothing of the old connection is reported";
+  welcome();
+  EXPECT_EQ(worker->epoch(), Epoch());
+  place(1, {kS2});  // epochs start over
+  EXPECT_EQ(worker->epoch(), Epoch(1));
+  EXPECT_EQ(worker->metrics().sequences, 0u);
+  EXPECT_EQ(alone(2, prompt, 1), want);
+}
+
+TEST_F(WorkerTest, ObserverSeesEveryPosition) {
+  std::map<uint32_t, std::vector<float>> seen;
+  options.logits_observer = [&](RequestId, uint32_t position, std::span<const float> logits) {
+    seen[position].assign(logits.begin(), logits.end());
+  };
+  options.max_logit_rows = 4;
+  make();
+  const auto tokens = alone(1, prompt, 1);
+  ASSERT_EQ(seen.size(), prompt.size());
+  const auto& row = seen[17];
+  EXPECT_EQ(row.size(), model.spec.vocab_size);
+  EXPECT_EQ(std::max_element(row.begin(), row.end()) - row.begin(), tokens[0]);
+}
+
+}  // namespace
+}  // namespace conclave

@@ -1,0 +1,303 @@
+// Hellos, fences, leases and placements of the scheduler core.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/scheduler/core_harness.h"
+
+namespace conclave::scheduler {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Hello, AMemberThatDiffersFromTheFleetIsRefusedByName) {
+  Harness h;
+  h.make_ready();
+  const auto refused = [&](void (*change)(Hello&)) {
+    static uint64_t next = 300;
+    Hello hello = Harness::member_hello(Role::kExpert, next++);
+    change(hello);
+    const SessionId session = h.join(hello);
+    EXPECT_TRUE(h.closed.contains(session));
+    EXPECT_FALSE(h.welcomes.contains(session));
+    return h.refusals[session];
+  };
+  EXPECT_THAT(refused([](Hello& x) { x.numerics_id = "k2-cpu"; }),
+              HasSubstr("numerics_id k2-cpu, this fleet has k1-cpu"));
+  EXPECT_THAT(refused([](Hello& x) { x.model_fingerprint = "def"; }), HasSubstr("model_fingerprint"));
+  EXPECT_THAT(refused([](Hello& x) { x.num_layers = 3; }), HasSubstr("num_layers 3, this fleet has 2"));
+  EXPECT_THAT(refused([](Hello& x) { x.protocol_min = x.protocol_max = 9; }), HasSubstr("versions"));
+  EXPECT_THAT(refused([](Hello& x) { x.role = Role::kRouter; }), HasSubstr("gateway session"));
+  EXPECT_THAT(refused([](Hello& x) { x.transport_address.clear(); }), HasSubstr("needs one"));
+  EXPECT_THAT(refused([](Hello& x) { x.role = Role::kAttention; }), HasSubstr("page"));
+  EXPECT_THAT(refused([](Hello& x) { x.incarnation = Incarnation(201); }), HasSubstr("new one"));
+  EXPECT_EQ(h.core.metrics().members_refused, 8u);
+}
+
+TEST(Hello, TheFirstMessageMustBeOne) {
+  Harness h;
+  h.event(MemberMessage{SessionId(50), Heartbeat{}});
+  EXPECT_TRUE(h.closed.contains(SessionId(50)));
+}
+
+TEST(Hello, ARouterWithAnotherModelIsTurnedAway) {
+  Harness h;
+  h.make_ready();
+  Hello hello;
+  hello.name = "router";
+  hello.numerics_id = "other";
+  h.event(GatewayJoined{SessionId(77), hello});
+  EXPECT_EQ(h.gateways[SessionId(77)].closed.code(), StatusCode::kFailedPrecondition);
+  h.event(Submit{SessionId(77), Harness::request(1, 3, 3)});
+  EXPECT_EQ(h.core.metrics().requests_accepted, 0u);
+}
+
+TEST(Fence, ALostIncarnationIsRefusedForEver) {
+  Harness h;
+  h.make_ready();
+  h.event(MemberLost{h.worker, unavailable("reset")});
+  const SessionId again = h.join_worker(101);
+  EXPECT_THAT(h.refusals[again], HasSubstr("join again under a new one"));
+  EXPECT_TRUE(h.welcomes.contains(h.join_worker(102)));
+}
+
+TEST(Fence, MemoryIsBoundedAndTheOldStayOut) {
+  SchedulerOptions options;
+  options.max_fenced_incarnations = 4;
+  Harness h(options);
+  h.make_ready();
+  for (uint64_t i = 1000; i < 1020; ++i) {
+    const SessionId session = h.join_worker(i);
+    ASSERT_TRUE(h.welcomes.contains(session));
+    h.event(MemberLost{session, unavailable("reset")});
+  }
+  EXPECT_TRUE(h.core.audit().ok());
+  EXPECT_TRUE(h.refusals.contains(h.join_worker(1000)));
+  EXPECT_TRUE(h.refusals.contains(h.join_worker(1019)));
+  EXPECT_FALSE(h.refusals.contains(h.join_worker(1020)));
+  EXPECT_FALSE(h.closed.contains(h.worker));  // a live member is not touched by the floor
+}
+
+TEST(Fence, TheSameIncarnationOnANewConnectionEndsTheOldMembership) {
+  Harness h;
+  h.make_ready();
+  const SessionId again = h.join_worker(101);
+  EXPECT_TRUE(h.closed.contains(h.worker));
+  EXPECT_TRUE(h.refusals.contains(again));
+}
+
+TEST(Lease, ASilentWorkerIsSuspectThenDeadAndAHeartbeatLiftsSuspicion) {
+  Harness h;
+  h.make_ready();
+  const auto beat_others = [&] { h.event(MemberMessage{h.sessions[Incarnation(201)], Heartbeat{}}); };
+  h.advance(400 * kMillisecond);
+  beat_others();
+  h.advance(200 * kMillisecond);
+  beat_others();
+  const auto state = [&] {
+    for (const MemberSnapshot& m : h.core.status().members) {
+      if (m.incarnation == Incarnation(101)) return m.state;
+    }
+    return std::string("gone");
+  };
+  EXPECT_EQ(state(), "suspect");
+  h.submit(Harness::request(1, 4, 4));
+  EXPECT_TRUE(h.workers[h.worker].plans.empty());  // no new work for a suspect
+  h.event(MemberMessage{h.worker, Heartbeat{}});
+  EXPECT_EQ(state(), "ready");
+  EXPECT_FALSE(h.workers[h.worker].plans.empty());
+  for (int i = 0; i < 20; ++i) {
+    h.advance(300 * kMillisecond);
+    beat_others();
+  }
+  EXPECT_EQ(state(), "gone");
+  EXPECT_THAT(h.refusals[h.worker], HasSubstr("not heard"));
+  EXPECT_EQ(h.core.metrics().requests_waiting, 1u);  // nothing is lost
+}
+
+TEST(Lease, TheSchedulersOwnStallIsNobodysFault) {
+  Harness h;
+  h.make_ready();
+  h.now += 60 * kSecond;  // it did not run for a minute
+  h.event(Tick{});
+  EXPECT_FALSE(h.closed.contains(h.worker));
+  EXPECT_EQ(h.core.metrics().stalls_forgiven, 1u);
+  EXPECT_EQ(h.core.metrics().members_lost, 0u);
+}
+
+TEST(Trouble, AComplaintAndSilenceTogetherAreDeathSooner) {
+  Harness h;
+  h.make_ready();
+  const SessionId shard = h.sessions[Incarnation(201)];
+  h.event(MemberMessage{h.worker, PeerTrouble{Incarnation(201), "endpoint reset"}});
+  EXPECT_FALSE(h.closed.contains(shard));
+  for (int i = 0; i < 6; ++i) {
+    h.advance(400 * kMillisecond);
+    h.event(MemberMessage{h.worker, Heartbeat{}});
+  }
+  EXPECT_TRUE(h.closed.contains(shard));
+  EXPECT_THAT(h.refusals[shard], HasSubstr("endpoint reset"));
+}
+
+TEST(Trouble, AShardThatIsHeardButFailsItsWorkersAgainAndAgainIsDead) {
+  Harness h;
+  h.make_ready();
+  const SessionId shard = h.sessions[Incarnation(201)];
+  for (uint32_t i = 0; i < h.options.max_peer_troubles; ++i) {
+    EXPECT_FALSE(h.closed.contains(shard));
+    h.event(MemberMessage{h.worker, PeerTrouble{Incarnation(201), "connection refused"}});
+    h.event(MemberMessage{shard, Heartbeat{}});
+  }
+  h.advance(1);
+  EXPECT_TRUE(h.closed.contains(shard));
+  h.event(MemberMessage{h.worker, PeerTrouble{Incarnation(201), "late"}});  // about one who is gone
+  EXPECT_EQ(h.core.metrics().members_lost, 1u);
+}
+
+TEST(Placement, WorkersSwitchWhenEveryShardIsReady) {
+  Harness h;
+  const SessionId worker = h.join_worker(101);
+  h.gateway = h.join_gateway();
+  EXPECT_FALSE(h.gateways[h.gateway].fleet.ready);
+  EXPECT_THAT(h.gateways[h.gateway].fleet.not_ready, HasSubstr("no expert shard"));
+  const SessionId a = h.join(Harness::member_hello(Role::kExpert, 201));
+  const SessionId b = h.join(Harness::member_hello(Role::kExpert, 202));
+  EXPECT_TRUE(h.to_prepare.empty());  // shards that come together are placed together
+  h.advance(h.options.placement_settle_ms * kMillisecond);
+  ASSERT_EQ(h.to_prepare.size(), 2u);
+  const Epoch epoch = h.to_prepare[a].epoch();
+  EXPECT_EQ(h.to_prepare[a].homes(0, 0), std::vector<uint16_t>{0});
+  EXPECT_EQ(h.to_prepare[a].homes(0, 7), std::vector<uint16_t>{1});
+  h.event(MemberMessage{a, PlacementReady{epoch}});
+  EXPECT_FALSE(h.workers[worker].placement.epoch());
+  EXPECT_THAT(h.gateways[h.gateway].fleet.not_ready, HasSubstr("preparing"));
+  h.event(MemberMessage{b, PlacementReady{Epoch(epoch.value + 5)}});  // not this one
+  EXPECT_FALSE(h.workers[worker].placement.epoch());
+  h.event(MemberMessage{b, PlacementReady{epoch}});
+  EXPECT_EQ(h.workers[worker].placement.epoch(), epoch);
+  EXPECT_TRUE(h.gateways[h.gateway].fleet.ready);
+  // A later worker gets it at once.
+  const SessionId late = h.join_worker(102);
+  EXPECT_EQ(h.workers[late].placement.epoch(), epoch);
+}
+
+TEST(Placement, ALostShardsExpertsMoveToTheSurvivors) {
+  Harness h;
+  h.make_ready();
+  h.join_shard(202);
+  ASSERT_TRUE(h.workers[h.worker].placement.complete());
+  const AcceptedRequest r = Harness::request(1, 8, 30);
+  h.submit(r);
+  h.event(MemberLost{h.sessions[Incarnation(202)], unavailable("killed")});
+  h.closed[h.sessions[Incarnation(202)]] = unavailable("killed");
+  EXPECT_FALSE(h.workers[h.worker].placement.complete());  // at once: nothing goes to the dead one any more
+  EXPECT_EQ(h.workers[h.worker].placement.find_shard(Incarnation(202)), -1);
+  EXPECT_EQ(h.workers[h.worker].placement.homes(0, 0).size(), 1u);
+  const size_t held = h.workers[h.worker].plans.size();
+  h.step(h.worker);
+  EXPECT_EQ(h.workers[h.worker].plans.size(), held - 1);  // no further step without homes
+  h.ready_all();
+  EXPECT_TRUE(h.workers[h.worker].placement.complete());
+  EXPECT_EQ(h.workers[h.worker].placement.shards().size(), 1u);
+  h.run_all();
+  EXPECT_EQ(h.tokens(1), oracle_answer(r.prompt, r.sampling));
+}
+
+TEST(Placement, TheLastShardsReturnBringsServiceBack) {
+  Harness h;
+  h.make_ready();
+  const AcceptedRequest r = Harness::request(1, 8, 30);
+  h.submit(r);
+  h.event(MemberLost{h.sessions[Incarnation(201)], unavailable("killed")});
+  EXPECT_THAT(h.gateways[h.gateway].fleet.not_ready, HasSubstr("no expert shard"));
+  EXPECT_TRUE(h.workers[h.worker].placement.shards().empty());
+  h.join_shard(203);
+  EXPECT_TRUE(h.gateways[h.gateway].fleet.ready);
+  h.run_all();
+  EXPECT_EQ(h.tokens(1), oracle_answer(r.prompt, r.sampling));
+}
+
+TEST(Placement, AShardThatNeverGetsReadyIsDeclaredDead) {
+  SchedulerOptions options;
+  options.placement_ready_timeout_ms = 1000;
+  Harness h(options);
+  h.worker = h.join_worker(101);
+  const SessionId a = h.join(Harness::member_hello(Role::kExpert, 201));
+  const SessionId b = h.join(Harness::member_hello(Role::kExpert, 202));
+  h.advance(h.options.placement_settle_ms * kMillisecond);
+  h.event(MemberMessage{a, PlacementReady{h.to_prepare[a].epoch()}});
+  h.to_prepare.clear();
+  for (int i = 0; i < 4; ++i) {
+    h.advance(300 * kMillisecond);
+    h.heartbeat_all();
+  }
+  EXPECT_THAT(h.refusals[b], HasSubstr("did not get ready"));
+  h.ready_all();
+  EXPECT_TRUE(h.workers[h.worker].placement.complete());
+}
+
+struct BadResult {
+  const char* name;
+  void (*change)(StepResult&);
+};
+class Violation : public ::testing::TestWithParam<BadResult> {};
+
+TEST_P(Violation, EndsTheMembershipAndNotTheRequest) {
+  Harness h;
+  h.make_ready();
+  const AcceptedRequest r = Harness::request(1, 4, 6);
+  h.submit(r);
+  auto& side = h.workers[h.worker];
+  StepResult result = side.model.run(side.plans.front());
+  side.plans.pop_front();
+  GetParam().change(result);
+  h.event(MemberMessage{h.worker, result});
+  EXPECT_TRUE(h.closed.contains(h.worker));
+  EXPECT_THAT(h.refusals[h.worker], HasSubstr("broke the protocol"));
+  EXPECT_EQ(h.core.metrics().protocol_violations, 1u);
+  EXPECT_TRUE(h.core.audit().ok());
+  h.join_worker(102);
+  h.run_all();
+  EXPECT_EQ(h.tokens(1), oracle_answer(r.prompt, r.sampling));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Results, Violation,
+    ::testing::Values(BadResult{"step", [](StepResult& r) { r.step.value += 1; }},
+                      BadResult{"position", [](StepResult& r) { r.sampled[0].position += 1; }},
+                      BadResult{"token", [](StepResult& r) { r.sampled[0].token = kOracleVocab; }},
+                      BadResult{"unknown", [](StepResult& r) { r.sampled[0].seq.value += 9; }},
+                      BadResult{"twice", [](StepResult& r) { r.sampled.push_back(r.sampled[0]); }},
+                      BadResult{"missing", [](StepResult& r) { r.sampled.clear(); }},
+                      BadResult{"finish",
+                                [](StepResult& r) { r.sampled[0].finish = FinishReason::kCancelled; }},
+                      BadResult{"failure",
+                                [](StepResult& r) {
+                                  r.failures.push_back({SeqId(99), "of another"});
+                                }}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST(Violation, MessagesOfTheWrongRole) {
+  Harness h;
+  h.make_ready();
+  const SessionId shard = h.sessions[Incarnation(201)];
+  h.event(MemberMessage{shard, StepResult{}});
+  EXPECT_TRUE(h.closed.contains(shard));
+  h.event(MemberMessage{h.worker, PlacementReady{}});
+  EXPECT_TRUE(h.closed.contains(h.worker));
+}
+
+TEST(Options, WhatMayNotBeCombined) {
+  SchedulerOptions options;
+  EXPECT_TRUE(options.validate().ok());
+  options.max_batch_sequences = options.step_token_budget + 1;
+  EXPECT_EQ(field_of(options.validate()), "max_batch_sequences");
+  options = {};
+  options.steps_in_flight = 0;
+  EXPECT_EQ(field_of(options.validate()), "steps_in_flight");
+  options = {};
+  options.dead_after_ms = options.lease_ms - 1;
+  EXPECT_EQ(field_of(options.validate()), "dead_after_ms");
+}
+
+}  // namespace
+}  // namespace conclave::scheduler
