@@ -304,4 +304,6 @@ void SchedulerLoop::status(std::function<void(const StatusSnapshot&)> done) {
 
 SchedulerMetrics SchedulerLoop::metrics() const { return driver_->metrics(); }
 
+Status SchedulerLoop::audit() const { return driver_->core_.audit(); }
+
 }  // namespace conclave::scheduler

@@ -78,6 +78,8 @@ class SchedulerLoop : public SchedulerPort {
   void status(std::function<void(const StatusSnapshot&)> done);
   // As of the end of the last step of the loop.
   SchedulerMetrics metrics() const;
+  // The core's recount (core.h). On the executor; for tests.
+  Status audit() const;
 
  private:
   class Driver;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
 #include "tests/checkpoint/test_files.h"
 #include "tests/golden/golden_data.h"
@@ -197,27 +198,31 @@ TEST(PlantedFaults, FailTheGoldens) {
       {"w1 and w3 swapped", &reference::Faults::swap_w1_w3},
       {"transposed scales", &reference::Faults::transposed_scales},
   };
-  for (const Planted& planted : kPlanted) {
-    size_t applicable = 0;
-    double least = HUGE_VAL;
-    for (const Case& c : cases()) {
-      const auto loaded = load(c);
-      ASSERT_NE(loaded, nullptr);
-      const ModelSpec& s = loaded->model->spec;
+  size_t applicable[std::size(kPlanted)] = {};
+  double least[std::size(kPlanted)];
+  std::fill(std::begin(least), std::end(least), HUGE_VAL);
+  for (const Case& c : cases()) {
+    const auto loaded = load(c);
+    ASSERT_NE(loaded, nullptr);
+    const ModelSpec& s = loaded->model->spec;
+    for (size_t i = 0; i < std::size(kPlanted); ++i) {
+      const Planted& planted = kPlanted[i];
       if (planted.flag == &reference::Faults::full_rotation && s.rotary_dim == s.head_dim) continue;
       if (planted.flag == &reference::Faults::transposed_scales && c.dtype != "fp8") continue;
       // With one expert a token its weight is 1 whatever its score.
       if (planted.flag == &reference::Faults::biased_weights && s.experts_per_token == 1) continue;
-      ++applicable;
+      ++applicable[i];
       Options options;
       options.faults.*planted.flag = true;
-      const double error = worst_error(c, *loaded->model, options, 17);
-      least = std::min(least, error);
+      const double error = worst_error(c, *loaded->model, options, 7);
+      least[i] = std::min(least[i], error);
       EXPECT_GT(error, 10 * kLogitTolerance) << planted.name << " passes on " << c.name;
     }
-    EXPECT_GE(applicable, 1u) << planted.name;
-    std::printf("%-22s fails %zu cases, the nearest by %.1e of the largest logit\n", planted.name, applicable,
-                least);
+  }
+  for (size_t i = 0; i < std::size(kPlanted); ++i) {
+    EXPECT_GE(applicable[i], 1u) << kPlanted[i].name;
+    std::printf("%-22s fails %zu cases, the nearest by %.1e of the largest logit\n", kPlanted[i].name,
+                applicable[i], least[i]);
   }
 }
 
