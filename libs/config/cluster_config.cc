@@ -20,11 +20,15 @@ Status validate_config(const ClusterConfig& config) {
           "control.reconnect_max_ms");
   ordered(config.supervisor.restart_min, config.supervisor.restart_max, "supervisor.restart_min_ms",
           "supervisor.restart_max_ms");
-  if (config.transport.limits.max_message_bytes > config.transport.limits.max_inflight_bytes * 16) {
-    faults.push_back("transport.max_message_bytes is more than 16 times transport.max_inflight_bytes");
-  }
-  if (config.transport.kind == TransportKind::kUcx && config.transport.interface.empty()) {
+  ordered(config.attention.options.exchange.deadline_floor, config.attention.options.exchange.deadline_cap,
+          "attention.dispatch_deadline_floor_ms", "attention.dispatch_deadline_cap_ms");
+  ordered(config.attention.options.exchange.reconnect, config.attention.options.exchange.reconnect_cap,
+          "attention.shard_reconnect_ms", "attention.shard_reconnect_cap_ms");
+  if (config.transport.kind == TransportKind::kUcx && config.transport.ucx.net_devices.empty()) {
     faults.push_back("transport.interface must name a network device when transport.kind is ucx");
+  }
+  if (Status options = config.scheduler.options.validate(); !options.ok()) {
+    faults.push_back("scheduler." + field_of(options) + ": " + message_of(options));
   }
   if (faults.empty()) return OkStatus();
   std::string joined;

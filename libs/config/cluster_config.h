@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <string>
 
+#include "attention_service/core/options.h"
+#include "expert_service/core/options.h"
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
 #include "libs/model/numerics.h"
-#include "libs/ports/expert_transport.h"
 #include "libs/rpc/client_options.h"
+#include "libs/transport/transport_options.h"
+#include "libs/transport/ucx_settings.h"
 #include "scheduler/core/options.h"
 
 namespace conclave {
@@ -49,38 +52,46 @@ struct RouterConfig {
 };
 
 struct AttentionConfig {
-  std::string name;  // empty: chosen from the host name and process id
   std::string ops_listen = "127.0.0.1:0";
-  uint32_t kv_blocks = 0;  // 0: as many as kv_bytes hold
+  // name, numerics_id and model_fingerprint are filled in by the process; kv_blocks 0: as many as kv_bytes
+  // hold; threads 0: the machine's cores.
+  WorkerOptions options = [] {
+    WorkerOptions o;
+    o.name.clear();
+    o.kv_blocks = 0;
+    o.threads = 0;
+    return o;
+  }();
   uint64_t kv_bytes = 1ull << 30;
-  uint32_t threads = 0;  // 0: the machine's cores
-  uint32_t max_batch_tokens = 512;
-  uint32_t max_sequences = 256;
-  uint32_t micro_batches = 2;
-  uint32_t micro_batch_min_rows = 32;
-  Nanos dispatch_deadline_floor = 200 * kMillisecond;
-  double dispatch_deadline_factor = 8.0;
   Nanos drain_time = 10 * kSecond;
 };
 
 struct ExpertsConfig {
-  std::string name;
   std::string ops_listen = "127.0.0.1:0";
-  uint64_t capacity_bytes = 0;  // 0: no limit
-  uint32_t threads = 0;         // 0: the machine's cores
-  uint32_t max_waiting_rows = 65536;
+  // As above.
+  ShardOptions options = [] {
+    ShardOptions o;
+    o.name.clear();
+    o.threads = 0;
+    return o;
+  }();
   Nanos drain_time = 10 * kSecond;
 };
 
+// Loopback works inside one process only.
 enum class TransportKind : uint8_t { kUcx, kLoopback };
 
 struct TransportConfig {
   TransportKind kind = TransportKind::kUcx;
-  std::string interface = "lo";  // network device UCX is pinned to
-  Nanos spin = 50 * kMicrosecond;
-  Nanos connect_deadline = 5 * kSecond;
-  bool checksum = true;  // CRC32C over rows
-  TransportLimits limits;
+  UcxSettings ucx;
+  Nanos spin = 50 * kMicrosecond;  // of the loops that move rows
+  // self, secret and fleet are filled in by the process.
+  TransportOptions options = [] {
+    TransportOptions o;
+    o.rows_crc = true;
+    o.keepalive_interval = 5 * kSecond;
+    return o;
+  }();
   std::string secret_file;  // empty: no secret
 };
 

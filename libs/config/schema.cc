@@ -109,39 +109,72 @@ void router_fields(FieldList& f, RouterConfig& c) {
              "Time after SIGTERM in which open requests may finish.");
 }
 
+void exchange_fields(FieldList& f, ExchangeOptions& o) {
+  f.duration("dispatch_deadline_floor_ms", o.deadline_floor, kMillisecond, "ms", 1, 3600000,
+             "A dispatch to a shard may always take this long before its rows go elsewhere.");
+  f.real("dispatch_deadline_multiple", o.deadline_multiple, 1, 1000, "",
+         "... and this many times its recent latency.");
+  f.duration("dispatch_deadline_cap_ms", o.deadline_cap, kMillisecond, "ms", 1, 3600000,
+             "... but never longer.");
+  f.duration("missing_retry_ms", o.missing_retry, kMillisecond, "ms", 0.1, 60000,
+             "Pause before rows are offered again to a shard that lacks their expert; doubles.");
+  f.duration("missing_retry_cap_ms", o.missing_retry_cap, kMillisecond, "ms", 0.1, 600000,
+             "Longest such pause.");
+  f.duration("shard_reconnect_ms", o.reconnect, kMillisecond, "ms", 1, 60000,
+             "Pause before connecting again to a shard whose endpoint failed; doubles.");
+  f.duration("shard_reconnect_cap_ms", o.reconnect_cap, kMillisecond, "ms", 1, 600000, "Longest such pause.");
+  f.duration("trouble_interval_ms", o.trouble_interval, kMillisecond, "ms", 1, 600000,
+             "Missed deadlines of one shard are reported to the scheduler at most once in this time.");
+  f.integer<uint32_t>("max_dispatch_rows", o.max_dispatch_rows, 1, 1u << 20, "rows",
+                      "Rows of one dispatch; larger ones are sent in parts.");
+  f.integer<uint32_t>("max_dispatch_items", o.max_dispatch_items, 1, 1u << 24, "items",
+                      "(row, expert) pairs of one dispatch; larger ones are sent in parts.");
+}
+
 void attention_fields(FieldList& f, AttentionConfig& c) {
   f.section("attention");
-  f.text("name", c.name, "Name of the worker for people; empty: made from the host name and process id.");
+  WorkerOptions& o = c.options;
+  f.text("name", o.name, "Name of the worker for people; empty: made from the host name and process id.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
-  f.integer<uint32_t>("kv_blocks", c.kv_blocks, 0, 1u << 30, "pages of 16 tokens",
+  f.integer<uint32_t>("kv_blocks", o.kv_blocks, 0, 1u << 30, "pages of 16 tokens",
                       "Pages of the KV cache; 0: as many as kv_bytes hold.");
   f.bytes("kv_bytes", c.kv_bytes, 1 << 16, kMaxBytes, "Memory of the KV cache where kv_blocks is 0.");
-  f.integer<uint32_t>("threads", c.threads, 0, 1024, "threads",
+  f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
                       "Threads that compute; 0: the machine's cores.");
-  f.integer<uint32_t>("max_batch_tokens", c.max_batch_tokens, 1, 65536, "tokens", "Rows one plan may have.");
-  f.integer<uint32_t>("max_sequences", c.max_sequences, 1, 65536, "sequences", "Sequences held at once.");
-  f.integer<uint32_t>("micro_batches", c.micro_batches, 1, 16, "micro-batches",
+  f.integer<uint32_t>("max_batch_tokens", o.max_batch_tokens, 1, 65536, "tokens", "Rows one plan may have.");
+  f.integer<uint32_t>("micro_batches", o.micro_batches, 1, 16, "micro-batches",
                       "Parts of one step in flight, so that attention of one overlaps experts of another.");
-  f.integer<uint32_t>("micro_batch_min_rows", c.micro_batch_min_rows, 1, 65536, "tokens",
-                      "Steps of fewer rows run as one part.");
-  f.duration("dispatch_deadline_floor_ms", c.dispatch_deadline_floor, kMillisecond, "ms", 1, 600000,
-             "A dispatch to a shard may always take this long before its rows go elsewhere.");
-  f.real("dispatch_deadline_factor", c.dispatch_deadline_factor, 1, 1000, "",
-         "... and this many times its recent latency.");
+  f.integer<uint32_t>("micro_batch_min_rows", o.micro_batch_min_rows, 1, 65536, "tokens",
+                      "A step has as many parts as keep at least so many rows each.");
+  f.integer<uint32_t>("max_queued_plans", o.max_queued_plans, 1, 65536, "plans",
+                      "Plans that may wait behind the running one; further ones are dropped.");
+  f.integer<uint32_t>("max_logit_rows", o.max_logit_rows, 1, 65536, "tokens",
+                      "Rows whose logits are computed at once.");
+  exchange_fields(f, o.exchange);
   f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
              "Time between SIGTERM and the end, at most.");
 }
 
 void experts_fields(FieldList& f, ExpertsConfig& c) {
   f.section("experts");
-  f.text("name", c.name, "Name of the shard for people; empty: made from the host name and process id.");
+  ShardOptions& o = c.options;
+  f.text("name", o.name, "Name of the shard for people; empty: made from the host name and process id.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
-  f.bytes("capacity_bytes", c.capacity_bytes, 0, kMaxBytes, "Weights the shard may hold; 0: no limit.");
-  f.integer<uint32_t>("threads", c.threads, 0, 1024, "threads",
+  f.bytes("capacity_bytes", o.capacity_bytes, 0, kMaxBytes, "Weights the shard may hold; 0: no limit.");
+  f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
                       "Threads that compute; 0: the machine's cores.");
   f.integer<uint32_t>(
-      "max_waiting_rows", c.max_waiting_rows, 1, 1u << 24, "rows",
-      "Rows waiting to be computed; dispatches past it are dropped and sent again by their worker.");
+      "max_queued_items", o.max_queued_items, 1, 1u << 26, "items",
+      "(row, expert) pairs waiting to be computed; past it nothing is read until a group is done.");
+  f.integer<uint32_t>("max_group_items", o.max_group_items, 1, 1u << 26, "items",
+                      "(row, expert) pairs computed together.");
+  f.integer<uint32_t>(
+      "max_waiting_replies", o.max_waiting_replies, 1, 1u << 20, "replies",
+      "Replies that wait for a worker's credits; past it the oldest is dropped and its rows come again.");
+  f.duration("reply_deadline_s", o.reply_deadline, kSecond, "s", 0.1, 3600,
+             "Time a reply may wait for credits when its dispatch had no deadline.");
+  f.bytes("warm_slice_bytes", o.warm_slice_bytes, 1 << 12, kMaxBytes,
+          "Weights read at once while a placement is prepared, so that dispatches go on.");
   f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
              "Time between SIGTERM and the end, at most.");
 }
@@ -151,24 +184,35 @@ void transport_fields(FieldList& f, TransportConfig& c) {
   f.choice<TransportKind>("kind", c.kind,
                           {{"ucx", TransportKind::kUcx}, {"loopback", TransportKind::kLoopback}},
                           "How hidden rows travel; loopback works inside one process only.");
-  f.text("interface", c.interface, "Network device UCX is pinned to (lo, eth0, mlx5_0:1 ...).");
+  f.text("interface", c.ucx.net_devices, "Network device UCX is pinned to (lo, eth0, mlx5_0:1 ...).");
+  f.text("tls", c.ucx.tls, "UCX transports. Shared memory does not survive the death of a peer.");
+  f.text("rndv_thresh", c.ucx.rndv_thresh, "UCX_RNDV_THRESH.");
+  f.text("tcp_tx_seg_size", c.ucx.tcp_tx_seg_size, "UCX_TCP_TX_SEG_SIZE.");
+  f.text("tcp_rx_seg_size", c.ucx.tcp_rx_seg_size, "UCX_TCP_RX_SEG_SIZE.");
   f.duration("spin_us", c.spin, kMicrosecond, "us", 0, 10000,
              "Polling before sleeping when rows are expected; 0: sleep at once.");
-  f.duration("connect_deadline_ms", c.connect_deadline, kMillisecond, "ms", 10, 600000,
+  TransportOptions& o = c.options;
+  f.duration("connect_deadline_ms", o.connect_deadline, kMillisecond, "ms", 10, 600000,
              "Time a peer has to answer the hello of the data plane.");
-  f.boolean("checksum", c.checksum, "CRC32C over rows.");
-  f.integer<uint32_t>("max_rows", c.limits.max_rows, 1, 1u << 20, "rows", "Rows of one message.");
-  f.integer<uint32_t>("max_items", c.limits.max_items, 1, 1u << 24, "items",
+  f.duration("keepalive_interval_ms", o.keepalive_interval, kMillisecond, "ms", 0, 3600000,
+             "A peer that was silent for so long is asked for a sign of life; 0: never.");
+  f.duration("keepalive_timeout_ms", o.keepalive_timeout, kMillisecond, "ms", 10, 3600000,
+             "A peer that was silent for so long is given up.");
+  f.boolean("rows_crc", o.rows_crc, "CRC32C over rows.");
+  f.integer<uint32_t>("max_peers", o.max_peers, 1, 65536, "peers", "Peers connected or connecting at once.");
+  f.integer<uint32_t>("max_rows", o.limits.max_rows, 1, 1u << 20, "rows", "Rows of one message.");
+  f.integer<uint32_t>("max_items", o.limits.max_items, 1, 1u << 24, "items",
                       "(row, expert) pairs of one message.");
-  f.integer<uint32_t>("max_hidden", c.limits.max_hidden, 8, 1u << 20, "elements", "Elements of one row.");
-  f.bytes("max_message_bytes", c.limits.max_message_bytes, 1 << 16, 1ull << 40, "Longest message.");
-  f.bytes("max_inflight_bytes", c.limits.max_inflight_bytes, 1 << 16, 1ull << 40,
+  f.integer<uint32_t>("max_hidden", o.limits.max_hidden, 8, 1u << 20, "elements", "Elements of one row.");
+  f.bytes("max_message_bytes", o.limits.max_message_bytes, 1 << 16, 1ull << 40, "Longest message.");
+  f.bytes("max_inflight_bytes", o.limits.max_inflight_bytes, 1 << 16, 1ull << 40,
           "Bytes on the way to one peer.");
-  f.integer<uint32_t>("max_inflight_messages", c.limits.max_inflight_messages, 1, 1u << 20, "messages",
+  f.integer<uint32_t>("max_inflight_messages", o.limits.max_inflight_messages, 1, 1u << 20, "messages",
                       "Messages on the way to one peer.");
-  f.text("secret_file", c.secret_file,
-         "File with the cluster's secret, which every endpoint must prove to know; empty: none. Traffic is "
-         "not encrypted.");
+  f.text(
+      "secret_file", c.secret_file,
+      "File with the cluster's secret, which every endpoint must prove to know; empty: none. Traffic is not "
+      "encrypted.");
 }
 
 void control_fields(FieldList& f, rpc::ClientOptions& c) {

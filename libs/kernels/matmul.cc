@@ -41,9 +41,10 @@ void matmul(const Context& ctx, const WeightView& w, Precision precision, const 
     });
     args.x_prepared = prepared;
   }
-  run_tasks(ctx, (w.rows + kRowBlock - 1) / kRowBlock, [&](uint32_t i) {
-    const uint32_t begin = i * kRowBlock;
-    table.matmul_rows(args, begin, begin + kRowBlock < w.rows ? begin + kRowBlock : w.rows);
+  const uint32_t block = rows_per_task(ctx, w.rows, m);
+  run_tasks(ctx, (w.rows + block - 1) / block, [&](uint32_t i) {
+    const uint32_t begin = i * block;
+    table.matmul_rows(args, begin, begin + block < w.rows ? begin + block : w.rows);
   });
 }
 

@@ -77,4 +77,13 @@ struct PeerTrouble {
 
 using FromMember = std::variant<Hello, Heartbeat, StepResult, PlacementReady, PeerTrouble>;
 
+// What a gateway must know of the fleet before it can validate a request.
+struct FleetInfo {
+  bool ready = false;     // a worker and a home for every expert are there
+  std::string not_ready;  // the reason, for /readyz and 503 bodies
+  uint32_t max_positions = 0;
+  std::string numerics_id;
+  std::string model_fingerprint;
+};
+
 }  // namespace conclave

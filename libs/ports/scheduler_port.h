@@ -7,6 +7,7 @@
 
 #include "libs/base/ids.h"
 #include "libs/base/status.h"
+#include "libs/model/membership.h"
 #include "libs/model/request.h"
 
 namespace conclave {
@@ -22,15 +23,6 @@ class RequestObserver {
   virtual void on_refused(const Status& cause) = 0;
   // Tokens in order, the last with finish != kNone; nothing follows it.
   virtual void on_tokens(const TokenEvent& event) = 0;
-};
-
-// What a gateway must know of the fleet before it can validate a request.
-struct FleetInfo {
-  bool ready = false;     // a worker and a home for every expert are there
-  std::string not_ready;  // the reason, for /readyz and 503 bodies
-  uint32_t max_positions = 0;
-  std::string numerics_id;
-  std::string model_fingerprint;
 };
 
 class SchedulerPort {

@@ -37,10 +37,11 @@ struct MemberClient::Impl {
     std::shared_ptr<Attempt> up;  // the connection whose welcome the handler has seen
   };
 
-  Impl(ClientOptions o, MemberHandler& h, Executor& e)
+  Impl(ClientOptions o, MemberHandler& h, Executor& e, std::function<Heartbeat()> b)
       : options(std::move(o)),
         handler(h),
         executor(e),
+        heartbeat(std::move(b)),
         stub(pb::Cluster::NewStub(make_channel(options))),
         backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
     set_reason("connecting to the scheduler at " + options.target);
@@ -102,8 +103,8 @@ struct MemberClient::Impl {
     // One that still waits to be written renews the lease as well as another would.
     if (current->stream->queued() == 0) {
       pb::MemberUp message;
-      message.mutable_heartbeat()->set_epoch(epoch.load(std::memory_order_relaxed));
-      message.mutable_heartbeat()->set_queue_depth(queue_depth.load(std::memory_order_relaxed));
+      const Heartbeat beat = heartbeat ? heartbeat() : Heartbeat{Epoch(epoch.load()), queue_depth.load()};
+      to_proto(FromMember(beat), &message);
       current->stream->write(std::move(message));
     }
     LoopExecutor& loop = control.loop();
@@ -135,6 +136,7 @@ struct MemberClient::Impl {
       return;
     }
     if (const auto* welcome = std::get_if<Welcome>(&*converted)) {
+      ever_welcomed = true;
       if (a->welcomed.exchange(true)) {
         a->stream->cancel(invalid_argument("invalid message from the scheduler: a second welcome"));
         return;
@@ -173,8 +175,10 @@ struct MemberClient::Impl {
   const ClientOptions options;
   MemberHandler& handler;
   Executor& executor;
+  const std::function<Heartbeat()> heartbeat;
   const std::shared_ptr<ExecutorSide> side = std::make_shared<ExecutorSide>();
 
+  std::atomic<bool> ever_welcomed{false};
   std::atomic<uint64_t> epoch{0};  // of the last heartbeat that the member sent itself
   std::atomic<uint32_t> queue_depth{0};
 
@@ -197,8 +201,9 @@ struct MemberClient::Impl {
   LoopThread control{LoopExecutor::Options{.spin_ns = 0}};  // last: its tasks use everything above
 };
 
-MemberClient::MemberClient(ClientOptions options, MemberHandler& handler, Executor& executor)
-    : impl_(std::make_unique<Impl>(std::move(options), handler, executor)) {}
+MemberClient::MemberClient(ClientOptions options, MemberHandler& handler, Executor& executor,
+                           std::function<Heartbeat()> heartbeat)
+    : impl_(std::make_unique<Impl>(std::move(options), handler, executor, std::move(heartbeat))) {}
 
 MemberClient::~MemberClient() {
   impl_->side->alive = false;
@@ -222,8 +227,8 @@ void MemberClient::start() {
 
 void MemberClient::send(FromMember message) {
   if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
-    impl_->epoch.store(heartbeat->epoch.value, std::memory_order_relaxed);
-    impl_->queue_depth.store(heartbeat->queue_depth, std::memory_order_relaxed);
+    impl_->epoch.store(heartbeat->epoch.value);
+    impl_->queue_depth.store(heartbeat->queue_depth);
   }
   const std::shared_ptr<Impl::Attempt>& up = impl_->side->up;
   if (up == nullptr) return;
@@ -231,6 +236,8 @@ void MemberClient::send(FromMember message) {
   to_proto(message, &out);
   up->stream->write(std::move(out));
 }
+
+bool MemberClient::was_welcomed() const { return impl_->ever_welcomed; }
 
 std::string MemberClient::not_joined() const {
   std::lock_guard lock(impl_->mutex);

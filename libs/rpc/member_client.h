@@ -4,6 +4,7 @@
 // from a thread of its own, so a member whose executor is busy computing does not look dead.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,7 +17,10 @@ namespace conclave::rpc {
 class MemberClient final : public MemberLink {
  public:
   // Nothing happens before start(). `handler` is called on `executor` only; both outlive the client.
-  MemberClient(ClientOptions options, MemberHandler& handler, Executor& executor);
+  // `heartbeat` is asked on any thread for what heartbeats carry; without it they repeat the last Heartbeat
+  // given to send().
+  MemberClient(ClientOptions options, MemberHandler& handler, Executor& executor,
+               std::function<Heartbeat()> heartbeat = nullptr);
   // Ends the connection and waits for gRPC to let go of it. On the executor, or once it runs no more tasks;
   // the handler is not called afterwards.
   ~MemberClient() override;
@@ -28,6 +32,8 @@ class MemberClient final : public MemberLink {
   // From the executor.
   void send(FromMember message) override;
 
+  // Whether any scheduler has welcomed it. Any thread.
+  bool was_welcomed() const;
   // Why the member is not joined, for /readyz and logs; empty when it is. Any thread.
   std::string not_joined() const;
 

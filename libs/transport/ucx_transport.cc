@@ -251,6 +251,10 @@ UcxTransport::~UcxTransport() {
     if (ucp_worker_progress(impl_->worker) == 0) sched_yield();
     sweep_closing();
   }
+  for (auto& f : impl_->fetches) {
+    ucp_am_data_release(impl_->worker, f.descriptor);
+    delete f.fetch;
+  }
   for (auto& a : impl_->arrivals) {
     if (a.data) ucp_am_data_release(impl_->worker, a.data);
   }

@@ -11,7 +11,6 @@
 #include "libs/base/status.h"
 #include "libs/model/membership.h"
 #include "libs/model/request.h"
-#include "libs/ports/scheduler_port.h"
 
 namespace conclave::scheduler {
 

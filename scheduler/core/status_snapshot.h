@@ -7,7 +7,6 @@
 
 #include "libs/base/ids.h"
 #include "libs/model/membership.h"
-#include "libs/ports/scheduler_port.h"
 
 namespace conclave::scheduler {
 

@@ -16,6 +16,7 @@
 namespace conclave {
 namespace {
 
+using testing::add_tensor;
 using testing::edit;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -179,6 +180,69 @@ TEST(Binding, ConfigOfAnotherSizeIsNotThisCheckpoint) {
   edit(dir / "m/config.json", "\"use_mtp\": true", "\"use_mtp\": false");
   EXPECT_THAT(load_error(dir / "m"),
               HasSubstr("model.layers.1.input_layernorm.weight: the model has no such parameter"));
+}
+
+TEST(Binding, ExtraTensorsAreKnownOrRefused) {
+  TempDir dir;
+  const std::string file = single(dir);
+  const auto plain = load_model(dir / "m");
+  ASSERT_TRUE(plain.ok());
+  add_tensor(file, "model.layers.0.self_attn.rotary_emb.inv_freq", 8);
+  add_tensor(file, "model.layers.2.mtp.weight", 8);
+  add_tensor(file, "model.layers.4.anything", 8);
+  add_tensor(file, "model.mtp_transition.weight", 8);
+  const auto model = load_model(dir / "m");
+  ASSERT_TRUE(model.ok()) << message_of(model.status());
+  EXPECT_THAT((*model)->unused,
+              ::testing::UnorderedElementsAre("model.layers.0.self_attn.rotary_emb.inv_freq",
+                                              "model.layers.2.mtp.weight", "model.layers.4.anything",
+                                              "model.mtp_transition.weight"));
+  add_tensor(file, "model.layers.5.anything", 8);
+  add_tensor(file, "model.layers.1.self_attn.q_proj.bias", 8);
+  const std::string error = load_error(dir / "m");
+  EXPECT_THAT(error, HasSubstr("2 faults"));
+  EXPECT_THAT(error, HasSubstr("model.layers.5.anything: the model has no such parameter"));
+  EXPECT_THAT(error, HasSubstr("model.layers.1.self_attn.q_proj.bias: the model has no such parameter"));
+}
+
+TEST(Binding, TiedEmbeddingsNeedNoHead) {
+  TempDir dir;
+  MakeOptions o = small(dir / "m");
+  o.set.emplace_back("tie_word_embeddings", "true");
+  make(o);
+  const auto model = load_model(o.out);
+  ASSERT_TRUE(model.ok()) << message_of(model.status());
+  EXPECT_EQ((*model)->dense.lm_head.data, (*model)->dense.embed.data);
+}
+
+TEST(Binding, FusedScalesUnderEitherSpelling) {
+  TempDir dir;
+  MakeOptions o = small(dir / "m", "fp8");
+  o.fused = true;
+  o.single_file = true;
+  o.set.emplace_back("intermediate_size", "128");
+  make(o);
+  const auto before = load_model(o.out);
+  ASSERT_TRUE(before.ok());
+  testing::edit_header(o.out + "/model.safetensors", "_proj_scale_inv", "_proj_scales_inv");
+  const auto after = load_model(o.out);
+  ASSERT_TRUE(after.ok()) << message_of(after.status());
+  expect_equal((*before)->experts[1][4].w3, (*after)->experts[1][4].w3);
+  expect_equal((*before)->experts[1][4].w2, (*after)->experts[1][4].w2);
+  testing::edit_header(o.out + "/model.safetensors", "gate_up_proj_scales_inv", "gate_up_proj_scalez_inv");
+  EXPECT_THAT(load_error(o.out), HasSubstr("gate_up_proj_scale_inv: missing"));
+}
+
+// As transformers writes a BF16 model: the gate and its bias are BF16 too.
+TEST(Binding, Bf16GateAndBias) {
+  TempDir dir;
+  MakeOptions o = small(dir / "m", "bf16");
+  o.fused = true;
+  make(o);
+  const auto model = load_model(o.out);
+  ASSERT_TRUE(model.ok()) << message_of(model.status());
+  EXPECT_EQ((*model)->dense.layers[0].gate.dtype, WeightDtype::kBf16);
+  EXPECT_NE((*model)->dense.layers[0].gate_bias[2], 0.0f);
 }
 
 TEST(Binding, ListOfFaultsIsBounded) {

@@ -57,4 +57,36 @@ inline std::string safetensors_bytes(const std::string& json, const std::string&
   return out + json + data;
 }
 
+// Rewrites the JSON header of a safetensors file in place of another length, padded to keep the data aligned,
+// and adds `data` at the end.
+inline void edit_header(const std::string& path, const std::string& from, const std::string& to,
+                        const std::string& data = "") {
+  const std::string file = read_text(path);
+  uint64_t n = 0;
+  std::memcpy(&n, file.data(), 8);
+  std::string json = file.substr(8, n);
+  const size_t at = json.find(from);
+  if (at == std::string::npos) throw std::runtime_error(path + " has no " + from);
+  for (size_t next = at; next != std::string::npos; next = json.find(from, next + to.size())) {
+    json.replace(next, from.size(), to);
+  }
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  // Not over the old file: it may be mapped.
+  write_text(path + ".new", safetensors_bytes(json, file.substr(8 + n) + data));
+  std::filesystem::rename(path + ".new", path);
+}
+
+// Adds an F32 tensor of `count` zeros behind all others.
+inline void add_tensor(const std::string& path, const std::string& name, uint64_t count) {
+  const std::string file = read_text(path);
+  uint64_t n = 0;
+  std::memcpy(&n, file.data(), 8);
+  const uint64_t end = file.size() - 8 - n;
+  const std::string metadata = "\"__metadata__\":{\"format\":\"pt\"}";
+  edit_header(path, metadata,
+              metadata + ",\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[" + std::to_string(count) +
+                  "],\"data_offsets\":[" + std::to_string(end) + "," + std::to_string(end + 4 * count) + "]}",
+              std::string(4 * count, '\0'));
+}
+
 }  // namespace conclave::testing

@@ -38,18 +38,18 @@ TEST(ConfigTest, ReadsEveryKindOfValue) {
   auto parsed = parse_config(
       "model: {path: /m, precision: f32}\n"
       "scheduler:\n  listen: '[::1]:0'\n"
-      "attention:\n  threads: 3\n  kv_bytes: 1.5MiB\n  dispatch_deadline_factor: 2.5\n"
-      "transport: {checksum: false, spin_us: 0.5, kind: loopback}\n",
+      "attention:\n  threads: 3\n  kv_bytes: 1.5MiB\n  dispatch_deadline_multiple: 2.5\n"
+      "transport: {rows_crc: false, spin_us: 0.5, kind: loopback}\n",
       "c.yaml", {});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   const ClusterConfig& c = parsed->config;
   EXPECT_EQ(c.model.path, "/m");
   EXPECT_EQ(c.model.precision, Precision::kF32);
   EXPECT_EQ(c.scheduler.listen, "[::1]:0");
-  EXPECT_EQ(c.attention.threads, 3u);
+  EXPECT_EQ(c.attention.options.threads, 3u);
   EXPECT_EQ(c.attention.kv_bytes, 1536u * 1024);
-  EXPECT_EQ(c.attention.dispatch_deadline_factor, 2.5);
-  EXPECT_FALSE(c.transport.checksum);
+  EXPECT_EQ(c.attention.options.exchange.deadline_multiple, 2.5);
+  EXPECT_FALSE(c.transport.options.rows_crc);
   EXPECT_EQ(c.transport.spin, 500);
   EXPECT_EQ(c.transport.kind, TransportKind::kLoopback);
 }
@@ -89,7 +89,7 @@ TEST(ConfigTest, WrongTypesNameTheKey) {
   EXPECT_THAT(error_of("attention: 4"),
               HasSubstr("attention: takes a mapping of keys, found a single value"));
   EXPECT_THAT(error_of("[1, 2]"), HasSubstr("must be a mapping of sections, found a list"));
-  EXPECT_THAT(error_of("transport: {checksum: yes}"), HasSubstr("'yes' is neither true nor false"));
+  EXPECT_THAT(error_of("transport: {rows_crc: yes}"), HasSubstr("'yes' is neither true nor false"));
   EXPECT_THAT(error_of("transport: {spin_us: nan}"), HasSubstr("'nan' is not a number"));
   EXPECT_THAT(error_of("attention: {kv_bytes: 3 apples}"),
               HasSubstr("attention.kv_bytes: '3 apples' is no size"));
@@ -111,6 +111,8 @@ TEST(ConfigTest, ManyFaultsAreCountedPastTheBound) {
 TEST(ConfigTest, KeysThatContradictAreNamed) {
   EXPECT_THAT(error_of("control: {reconnect_min_ms: 500, reconnect_max_ms: 100}"),
               HasSubstr("control.reconnect_min_ms is larger than control.reconnect_max_ms"));
+  EXPECT_THAT(error_of("scheduler: {steps_in_flight: 2, dead_after_ms: 100}"),
+              HasSubstr("scheduler.dead_after_ms: "));
   EXPECT_THAT(error_of("transport: {interface: ''}"),
               HasSubstr("transport.interface must name a network device"));
 }

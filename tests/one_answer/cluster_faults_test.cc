@@ -1,6 +1,9 @@
 // Faults change no token: shards that die in the middle of many streams, with and without a successor.
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "libs/transport/fault_transport.h"
 #include "tests/one_answer/harness.h"
 
 namespace conclave {
@@ -8,6 +11,9 @@ namespace {
 
 using testing::Answer;
 using testing::RandomModel;
+
+// Long enough to be in the middle of when a shard is killed.
+constexpr uint32_t kTokens = testing::kSanitized ? 30 : 120;
 
 class ClusterFaults : public ::testing::Test {
  protected:
@@ -50,7 +56,7 @@ class ClusterFaults : public ::testing::Test {
 
   const RandomModel model{WeightDtype::kBf16, 17};
   LocalClusterOptions options;
-  const std::vector<AcceptedRequest> requests = testing::mixed_requests(model.spec, 16, 120);
+  const std::vector<AcceptedRequest> requests = testing::mixed_requests(model.spec, 16, kTokens);
   std::unique_ptr<LocalCluster> cluster;
   std::vector<std::shared_ptr<PendingCompletion>> pending;
 };
@@ -93,6 +99,37 @@ TEST_F(ClusterFaults, AWorkerDiesAndItsRequestsMoveToAnother) {
   testing::expect_same(want, finish_streams());
 }
 
+// Every message of every member may be lost, doubled, late, out of order or damaged, and connections break at
+// random.
+TEST_F(ClusterFaults, ANetworkThatLosesAndDoublesMessages) {
+  options.worker.exchange.deadline_floor = 30 * kMillisecond;
+  options.scheduler.max_peer_troubles = 1'000'000;  // suspicion is not what is tested here
+  options.shards = 3;
+  const auto want = undisturbed();
+  std::atomic<uint64_t> seed{100};
+  const auto hub = std::make_shared<LoopbackHub>();
+  options.make_transport =
+      [&, hub](LoopExecutor& loop,
+               const TransportOptions& transport) -> StatusOr<std::unique_ptr<ExpertTransport>> {
+    FaultPlan plan;
+    plan.drop_in = 0.01;
+    plan.duplicate_in = 0.05;
+    plan.delay_in = 0.05;
+    plan.reorder_in = 0.2;
+    plan.corrupt_in = 0.01;
+    plan.peer_down = 0.001;
+    return std::make_unique<FaultTransport>(std::make_unique<LoopbackTransport>(hub, loop, transport), loop,
+                                            seed++, plan);
+  };
+  start();
+  for (const auto& r : requests) pending.push_back(cluster->submit(r));
+  testing::expect_same(want, finish_streams());
+  const ExchangeMetrics exchange = cluster->worker_metrics(0).exchange;
+  EXPECT_GT(exchange.duplicate_items + exchange.late_combines, 0u);
+  EXPECT_GT(exchange.retried_items, 0u);
+  EXPECT_GT(exchange.rejected_messages, 0u) << "damaged ones";
+}
+
 TEST_F(ClusterFaults, ShardsComeAndGoAllTheTime) {
   const auto want = undisturbed();
   start();
@@ -100,7 +137,7 @@ TEST_F(ClusterFaults, ShardsComeAndGoAllTheTime) {
   for (size_t i = 0; i < 6; ++i) {
     ASSERT_TRUE(cluster->add_shard().ok());
     cluster->kill_shard(i);
-    pending[i]->wait_for_tokens(20 * (i + 1), 60 * kSecond);
+    pending[i]->wait_for_tokens(kTokens / 6 * (i + 1), 60 * kSecond);
   }
   testing::expect_same(want, finish_streams());
 }

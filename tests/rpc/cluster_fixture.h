@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libs/base/random.h"
+#include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/member_client.h"
 #include "libs/rpc/scheduler_client.h"
 #include "libs/runtime/loop_executor.h"
@@ -108,6 +109,8 @@ class SchedulerHost {
  public:
   explicit SchedulerHost(SchedulerOptions options = quick_options(), GrpcServerOptions server = {})
       : server_(server) {
+    static std::once_flag quiet;
+    std::call_once(quiet, [] { rpc::route_grpc_logs(nullptr); });
     start(options);
   }
   ~SchedulerHost() { stop(); }

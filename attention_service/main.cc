@@ -1,0 +1,73 @@
+// conclave-attention: an attention worker. Dense layers, KV cache, sampling; asks shards for the experts.
+#include <algorithm>
+
+#include "attention_service/adapters/worker_metrics.h"
+#include "attention_service/core/worker.h"
+#include "libs/service/member_settings.h"
+#include "libs/telemetry/log.h"
+
+namespace conclave {
+namespace {
+
+// Pages that fit into `bytes`: keys and values of every layer, 16 positions a page.
+StatusOr<uint32_t> blocks_for(const ModelSpec& spec, Precision precision, uint64_t bytes) {
+  const uint64_t element = precision == Precision::kBf16 ? 2 : 4;
+  const uint64_t page = static_cast<uint64_t>(spec.num_layers) * 2 * spec.kv_size() * kBlockTokens * element;
+  const uint64_t pages = bytes / std::max<uint64_t>(page, 1);
+  if (pages == 0) {
+    return invalid_field("attention.kv_bytes", "attention.kv_bytes: " + std::to_string(bytes) +
+                                                   " bytes hold no page of this model, which takes " +
+                                                   std::to_string(page));
+  }
+  // More than every position of a few hundred full contexts is of no use, and must be addressable.
+  return static_cast<uint32_t>(std::min<uint64_t>(pages, 1u << 26));
+}
+
+Status run(Service& service) {
+  const ClusterConfig& config = service.config();
+  config.transport.ucx.export_to_environment();  // before there are threads
+  RETURN_IF_ERROR(service.start_ops(config.attention.ops_listen, "attention.ops_listen"));
+  ASSIGN_OR_RETURN(const LoadedMember loaded, load_member(service, config.attention.options.threads));
+  WorkerOptions options = config.attention.options;
+  options.name = service.name();
+  options.numerics_id = loaded.settings.numerics_id;
+  options.model_fingerprint = loaded.settings.model_fingerprint;
+  options.precision = config.model.precision;
+  options.threads = loaded.settings.threads;
+  if (options.kv_blocks == 0) {
+    ASSIGN_OR_RETURN(options.kv_blocks,
+                     blocks_for(loaded.model->spec, options.precision, config.attention.kv_bytes));
+  }
+  service.startup().set("starting the data plane", config.transport.ucx.net_devices, 0.8);
+  MemberProcess<Worker, WorkerMetrics> member(
+      loaded.settings, [&](Executor& executor, ExpertTransport& transport, kernels::Context kernels) {
+        return Worker::create(executor, transport, loaded.model->spec, loaded.model->dense, kernels, options);
+      });
+  RETURN_IF_ERROR(member.start());
+  const auto collector = service.metrics().add_collector([&](MetricSink& sink) {
+    export_metrics(member.metrics(), options.kv_blocks, sink);
+    export_transport(member.transport_stats(), member.incarnations(), sink);
+  });
+  const auto ready = service.ready_unless([&member] { return member.reasons(); });
+  service.started({});
+  service.wait_for_stop();
+  // What runs here is replayed on other workers, or on this one's successor; nothing is lost.
+  Service::limit_end(config.attention.drain_time);
+  return OkStatus();
+}
+
+}  // namespace
+}  // namespace conclave
+
+int main(int argc, char** argv) {
+  conclave::ServiceSpec spec;
+  spec.program = "conclave-attention";
+  spec.role = "attention";
+  spec.description = "conclave-attention: an attention worker of a Conclave cluster";
+  spec.flags = {{"--model", "model.path", "Directory of the checkpoint"},
+                {"--name", "attention.name", "Name of this worker"},
+                {"--scheduler", "scheduler.address", "Where the scheduler is"},
+                {"--ops-listen", "attention.ops_listen", "Address of /metrics, /livez, /readyz, /startupz"},
+                {"--threads", "attention.threads", "Threads that compute"}};
+  return conclave::run_service(argc, argv, spec, conclave::run);
+}

@@ -1,0 +1,81 @@
+// Keeps child processes running: restarts what dies, with back-off, and stops all of them in order. One
+// thread: the caller's. SIGCHLD, SIGINT and SIGTERM must be blocked in the process before the first child
+// starts (block_signals); run() waits for them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/base/status.h"
+
+namespace conclave::cli {
+
+struct SupervisorOptions {
+  // The first restart is immediate; each further one waits twice as long, from min to max, until a child has
+  // lived for healthy_after_ms.
+  int64_t backoff_min_ms = 100;
+  int64_t backoff_max_ms = 5000;
+  int64_t healthy_after_ms = 10'000;
+  // SIGTERM, then SIGKILL after this.
+  int64_t stop_grace_ms = 15'000;
+};
+
+struct ChildSpec {
+  std::string name;
+  std::vector<std::string> argv;  // argv[0] is the program's path
+  std::string log_path;           // its stdout and stderr, appended
+};
+
+// An exit code that means "starting again cannot help" (bad config, broken checkpoint).
+inline constexpr int kExitUsage = 2;
+
+class Supervisor {
+ public:
+  explicit Supervisor(SupervisorOptions options) : options_(options) {}
+  ~Supervisor();  // kills what still runs
+
+  // Blocks the signals run() waits for. Call before any thread starts.
+  static void block_signals();
+
+  // Starts a child at once.
+  Status start(ChildSpec spec);
+
+  // From now on a child that says that starting again cannot help is restarted all the same: it has worked
+  // before (a port may still be held by its predecessor).
+  void started() { started_ = true; }
+
+  // Waits for signals: returns OK after SIGINT or SIGTERM, or the cause when a child says, before started(),
+  // that starting again cannot help. `on_restart(name, exit description)` is called for each child that died.
+  // `tick` is called at least every tick_ms and ends the wait when it returns true.
+  Status run(const std::function<void(const std::string&, const std::string&)>& on_restart,
+             const std::function<bool()>& tick, int64_t tick_ms);
+
+  // SIGTERM to all, last started first, each given the grace; then SIGKILL.
+  void stop();
+
+ private:
+  struct Child {
+    ChildSpec spec;
+    pid_t pid = -1;  // -1: not running
+    TimePoint started = 0;
+    TimePoint restart_at = 0;
+    int64_t backoff_ms = 0;
+  };
+
+  Status spawn(Child& child);
+  Status reap(const std::function<void(const std::string&, const std::string&)>& on_restart);
+  TimePoint restart_due();
+
+  SupervisorOptions options_;
+  std::vector<Child> children_;
+  bool started_ = false;
+};
+
+// The last non-empty line of a file, for error messages; empty when there is none.
+std::string last_line(const std::string& path);
+
+}  // namespace conclave::cli

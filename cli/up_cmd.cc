@@ -1,0 +1,250 @@
+// conclave up: a supervised cluster on this machine, as separate processes or in one.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/http_client.h"
+#include "cli/in_process.h"
+#include "cli/progress.h"
+#include "cli/supervisor.h"
+#include "libs/config/load.h"
+#include "libs/config/schema.h"
+
+namespace conclave::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct UpFlags {
+  std::string model;
+  std::string config;
+  std::string http;
+  std::string grpc;
+  std::string run_dir;
+  std::string ready_file;
+  int attention = 0;
+  int experts = 0;
+  bool in_process = false;
+};
+
+StatusOr<std::string> free_loopback_address() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  const bool ok = fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  if (fd >= 0) close(fd);
+  if (!ok) return unavailable("no free port on the loopback interface");
+  return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+}
+
+// Flags over file over defaults. Addresses that nobody chose get free ports, so that several clusters live
+// side by side.
+StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
+  ASSIGN_OR_RETURN(LoadedConfig loaded, load_config_file(flags.config, process_environment()));
+  for (const auto& warning : loaded.warnings) std::fprintf(stderr, "conclave: %s\n", warning.c_str());
+  ClusterConfig config = std::move(loaded.config);
+  if (!flags.model.empty()) config.model.path = flags.model;
+  if (config.model.path.empty())
+    return invalid_field("--model", "name a checkpoint directory (or model.path in --config)");
+  config.model.path = fs::absolute(config.model.path).lexically_normal().string();
+  if (!fs::exists(fs::path(config.model.path) / "config.json")) {
+    return invalid_field("--model",
+                         "no config.json in " + config.model.path +
+                             "; `conclave model make --geometry tiny-m2 --out DIR` makes a checkpoint");
+  }
+  if (!flags.http.empty()) config.router.http_listen = flags.http;
+  if (!flags.grpc.empty()) config.router.grpc_listen = flags.grpc;
+  if (flags.attention > 0) config.supervisor.attention_workers = static_cast<uint32_t>(flags.attention);
+  if (flags.experts > 0) config.supervisor.expert_shards = static_cast<uint32_t>(flags.experts);
+  if (flags.config.empty()) {
+    ASSIGN_OR_RETURN(config.scheduler.listen, free_loopback_address());
+    ASSIGN_OR_RETURN(config.scheduler.ops_listen, free_loopback_address());
+    ASSIGN_OR_RETURN(config.router.ops_listen, free_loopback_address());
+  }
+  RETURN_IF_ERROR(validate_config(config));
+  return config;
+}
+
+// A directory for the config of the run, its logs, and its secret; removed at a clean end when we made it.
+class RunDirectory {
+ public:
+  static StatusOr<std::unique_ptr<RunDirectory>> make(const std::string& wanted) {
+    std::error_code error;
+    if (!wanted.empty()) {
+      fs::create_directories(wanted, error);
+      if (error) return invalid_field("--run-dir", "cannot make " + wanted + ": " + error.message());
+      return std::unique_ptr<RunDirectory>(new RunDirectory(fs::absolute(wanted), false));
+    }
+    std::string pattern = (fs::temp_directory_path(error) / "conclave-up-XXXXXX").string();
+    if (error || !mkdtemp(pattern.data()))
+      return failed_precondition("cannot make a directory in the temporary folder");
+    return std::unique_ptr<RunDirectory>(new RunDirectory(pattern, true));
+  }
+  ~RunDirectory() {
+    std::error_code ignored;
+    if (ours_ && !keep_) fs::remove_all(path_, ignored);
+  }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  void keep() { keep_ = true; }
+  std::string path() const { return path_.string(); }
+
+ private:
+  RunDirectory(fs::path path, bool ours) : path_(std::move(path)), ours_(ours) {}
+  fs::path path_;
+  bool ours_;
+  bool keep_ = false;
+};
+
+Status write_file(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::trunc);
+  out << text;
+  return out.flush() ? OkStatus() : failed_precondition("cannot write " + path);
+}
+
+std::string sibling_program(const std::string& name) {
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  return error ? name : (self.parent_path() / name).string();
+}
+
+// `logs` is where the processes write theirs; empty when everything runs in this process.
+void print_addresses(const ClusterConfig& config, const std::string& logs) {
+  std::printf("ready: %s\n", config.model.path.c_str());
+  std::printf("  HTTP      http://%s/v1\n", config.router.http_listen.c_str());
+  std::printf("  gRPC      %s\n", config.router.grpc_listen.c_str());
+  std::printf("  metrics   http://%s/metrics\n", config.router.ops_listen.c_str());
+  if (!logs.empty()) {
+    std::printf("            http://%s/metrics (scheduler)\n", config.scheduler.ops_listen.c_str());
+    std::printf("  status    conclave status --scheduler %s\n", config.scheduler.connect_address().c_str());
+    std::printf("  logs      %s\n", logs.c_str());
+  }
+  std::fflush(stdout);
+}
+
+Status announce(const UpFlags& flags, const ClusterConfig& config, const std::string& logs) {
+  print_addresses(config, logs);
+  if (flags.ready_file.empty()) return OkStatus();
+  return write_file(flags.ready_file, "http://" + config.router.http_listen + "\n");
+}
+
+// Whether the router serves; `why` gets its reason when it does not.
+bool router_ready(const ClusterConfig& config, std::string& why) {
+  const auto server = parse_url(config.router.ops_listen);
+  if (!server.ok()) return false;
+  const auto response = http_request(*server, "GET", "/readyz", "", kSecond);
+  if (!response.ok()) {
+    why = "router is starting";
+    return false;
+  }
+  why = response->body.substr(0, 200);
+  while (!why.empty() && why.back() == '\n') why.pop_back();
+  return response->status == 200;
+}
+
+Status run_processes(const UpFlags& flags, const ClusterConfig& config) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<RunDirectory> run, RunDirectory::make(flags.run_dir));
+  const std::string config_path = run->file("cluster.yaml");
+  RETURN_IF_ERROR(write_file(config_path, config_to_yaml(config)));
+
+  Supervisor::block_signals();
+  SupervisorOptions options;
+  options.backoff_min_ms = config.supervisor.restart_min / kMillisecond;
+  options.backoff_max_ms = config.supervisor.restart_max / kMillisecond;
+  options.healthy_after_ms = config.supervisor.healthy_after / kMillisecond;
+  options.stop_grace_ms = config.supervisor.stop_deadline / kMillisecond;
+  Supervisor supervisor(options);
+  auto start = [&](const std::string& program, const std::string& name, bool named) {
+    ChildSpec spec{name, {sibling_program(program), "--config", config_path}, run->file(name + ".log")};
+    if (named) {
+      spec.argv.insert(spec.argv.end(), {"--name", name, "--ops-listen", "127.0.0.1:0"});
+    }
+    return supervisor.start(std::move(spec));
+  };
+  RETURN_IF_ERROR(start("conclave-scheduler", "scheduler", false));
+  for (uint32_t i = 0; i < config.supervisor.expert_shards; ++i) {
+    RETURN_IF_ERROR(start("conclave-expert", "expert-" + std::to_string(i), true));
+  }
+  for (uint32_t i = 0; i < config.supervisor.attention_workers; ++i) {
+    RETURN_IF_ERROR(start("conclave-attention", "attention-" + std::to_string(i), true));
+  }
+  RETURN_IF_ERROR(start("conclave-router", "router", false));
+
+  const TimePoint begun = steady_now();
+  const TimePoint deadline = begun + config.supervisor.start_deadline;
+  bool ready = false;
+  std::string why;
+  auto on_restart = [&](const std::string& name, const std::string& how) {
+    clear_line();
+    std::fprintf(stderr, "conclave: %s ended (%s); restarting it\n", name.c_str(), how.c_str());
+  };
+  Status outcome = supervisor.run(
+      on_restart,
+      [&] {
+        if (router_ready(config, why)) return ready = true;
+        char line[320];
+        std::snprintf(line, sizeof line, "starting, %.1f s: %s",
+                      static_cast<double>(steady_now() - begun) / kSecond, why.c_str());
+        show_line(line);
+        return steady_now() > deadline;
+      },
+      100);
+  clear_line();
+  if (outcome.ok() && !ready && steady_now() > deadline) {
+    outcome = deadline_exceeded("the cluster was not ready in time (supervisor.start_deadline): " + why);
+  }
+  if (outcome.ok() && ready) {
+    supervisor.started();
+    outcome = announce(flags, config, run->path());
+    if (outcome.ok())
+      outcome = supervisor.run(
+          on_restart, [] { return false; }, 60'000);
+  }
+  supervisor.stop();
+  if (!outcome.ok()) {
+    run->keep();
+    return annotate(outcome, "logs in " + run->path());
+  }
+  return OkStatus();
+}
+
+Status run_up(const UpFlags& flags) {
+  ASSIGN_OR_RETURN(const ClusterConfig config, effective_config(flags));
+  if (flags.in_process) {
+    return run_in_process(config, [&] { return announce(flags, config, ""); });
+  }
+  return run_processes(flags, config);
+}
+
+}  // namespace
+
+void add_up_command(CLI::App& app, Command& chosen) {
+  auto* command = app.add_subcommand("up", "Start a supervised cluster on this machine and keep it running");
+  auto flags = std::make_shared<UpFlags>();
+  command->add_option("--model", flags->model, "Checkpoint directory");
+  command->add_option("--attention", flags->attention, "Attention workers (default 1)")
+      ->check(CLI::Range(1, 64));
+  command->add_option("--experts", flags->experts, "Expert shards (default 2)")->check(CLI::Range(1, 256));
+  command->add_option("--http", flags->http, "HTTP address, HOST:PORT (default 127.0.0.1:8000)");
+  command->add_option("--grpc", flags->grpc, "gRPC address, HOST:PORT (default 127.0.0.1:8001)");
+  command->add_flag("--in-process", flags->in_process,
+                    "Everything in this process, hidden states over loopback");
+  command->add_option("--config", flags->config, "Cluster configuration (YAML)");
+  command->add_option("--run-dir", flags->run_dir,
+                      "Where configuration and logs of the run go (default: a new temporary folder)");
+  command->add_option("--ready-file", flags->ready_file,
+                      "Write the HTTP address here once the cluster answers");
+  command->callback([&chosen, flags] { chosen = [flags] { return run_up(*flags); }; });
+}
+
+}  // namespace conclave::cli

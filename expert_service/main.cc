@@ -1,0 +1,56 @@
+// conclave-expert: an expert shard. Holds the experts that the scheduler assigns to it and computes for every
+// worker.
+#include "expert_service/adapters/shard_metrics.h"
+#include "expert_service/core/shard.h"
+#include "libs/service/member_settings.h"
+
+namespace conclave {
+namespace {
+
+Status run(Service& service) {
+  const ClusterConfig& config = service.config();
+  config.transport.ucx.export_to_environment();  // before there are threads
+  RETURN_IF_ERROR(service.start_ops(config.experts.ops_listen, "experts.ops_listen"));
+  ASSIGN_OR_RETURN(const LoadedMember loaded, load_member(service, config.experts.options.threads));
+  ShardOptions options = config.experts.options;
+  options.name = service.name();
+  options.numerics_id = loaded.settings.numerics_id;
+  options.model_fingerprint = loaded.settings.model_fingerprint;
+  options.precision = config.model.precision;
+  options.threads = loaded.settings.threads;
+  service.startup().set("starting the data plane", config.transport.ucx.net_devices, 0.8);
+  MemberProcess<Shard, ShardMetrics> member(
+      loaded.settings,
+      [&](Executor& executor, ExpertTransport& transport,
+          kernels::Context kernels) -> StatusOr<std::unique_ptr<Shard>> {
+        return std::make_unique<Shard>(executor, transport, loaded.model->spec, loaded.model->experts,
+                                       kernels, options);
+      });
+  RETURN_IF_ERROR(member.start());
+  const auto collector = service.metrics().add_collector([&](MetricSink& sink) {
+    export_metrics(member.metrics(), sink);
+    export_transport(member.transport_stats(), member.incarnations(), sink);
+  });
+  const auto ready = service.ready_unless([&member] { return member.reasons(); });
+  service.started({});
+  service.wait_for_stop();
+  // Workers send what was not answered to other homes, or to this shard's successor; nothing is lost.
+  Service::limit_end(config.experts.drain_time);
+  return OkStatus();
+}
+
+}  // namespace
+}  // namespace conclave
+
+int main(int argc, char** argv) {
+  conclave::ServiceSpec spec;
+  spec.program = "conclave-expert";
+  spec.role = "expert";
+  spec.description = "conclave-expert: an expert shard of a Conclave cluster";
+  spec.flags = {{"--model", "model.path", "Directory of the checkpoint"},
+                {"--name", "experts.name", "Name of this shard"},
+                {"--scheduler", "scheduler.address", "Where the scheduler is"},
+                {"--ops-listen", "experts.ops_listen", "Address of /metrics, /livez, /readyz, /startupz"},
+                {"--threads", "experts.threads", "Threads that compute"}};
+  return conclave::run_service(argc, argv, spec, conclave::run);
+}

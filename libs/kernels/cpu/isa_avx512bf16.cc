@@ -1,0 +1,22 @@
+// AVX-512 (F, BW, DQ, VL) with the BF16 dot product.
+#include "libs/kernels/cpu/lanes.h"
+#include "libs/kernels/cpu/table.h"
+
+namespace conclave::kernels {
+namespace {
+#include "libs/kernels/cpu/attention_ops.inc"
+#include "libs/kernels/cpu/matmul_panel.inc"
+// After the panel, which it falls back to.
+#include "libs/kernels/cpu/matmul_direct.inc"
+#include "libs/kernels/cpu/vector_ops.inc"
+}  // namespace
+
+const Table& avx512bf16_table() {
+  static constexpr Table kTable = {matmul_512,    prepared_floats_512, prepare_x_panel, rms_norm_op,
+                                   round_bf16_op, widen_bf16_op,       silu_mul_op,     sigmoid_op,
+                                   rotate_op,     combine_op,          max_of_op,       exp_sum_op,
+                                   exp_of_op,     attend_op,           attend_merge_op};
+  return kTable;
+}
+
+}  // namespace conclave::kernels

@@ -1,0 +1,213 @@
+// An attention worker or an expert shard as a process: the loop it runs on, its threads, its transport, its
+// line to the scheduler. Core is Worker or Shard.
+//
+// A scheduler fences an incarnation whose connection was lost. A live process then starts over under a new
+// one: a new transport, a new core, a new line; the weights stay mapped.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/random.h"
+#include "libs/base/thread_pool.h"
+#include "libs/config/cluster_config.h"
+#include "libs/kernels/ops.h"
+#include "libs/rpc/member_client.h"
+#include "libs/runtime/loop_executor.h"
+#include "libs/telemetry/log.h"
+#include "libs/transport/ucx_transport.h"
+
+namespace conclave {
+
+struct MemberSettings {
+  std::string scheduler;  // host:port
+  rpc::ClientOptions control;
+  TransportConfig transport;
+  std::string secret;
+  std::string numerics_id;
+  std::string model_fingerprint;
+  uint32_t threads = 1;
+  kernels::Isa isa = kernels::Isa::kScalar;
+};
+
+inline constexpr int kRefusalsPerIncarnation = 20;
+
+template <class Core, class Metrics>
+class MemberProcess {
+ public:
+  // Makes the core; on the loop, for each incarnation.
+  using Factory =
+      std::function<StatusOr<std::unique_ptr<Core>>(Executor&, ExpertTransport&, kernels::Context)>;
+
+  MemberProcess(MemberSettings settings, Factory factory)
+      : settings_(std::move(settings)),
+        factory_(std::move(factory)),
+        pool_(settings_.threads),
+        thread_(LoopExecutor::Options{.spin_ns = settings_.transport.spin}) {}
+  ~MemberProcess() { stop(); }
+
+  // UNAVAILABLE when the transport can't start, or what the factory says.
+  Status start() {
+    Status status;
+    thread_.loop().call([&] { status = join(); });
+    return status;
+  }
+
+  // Leaves the cluster at once: what it was computing is computed elsewhere.
+  void stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    thread_.loop().call([&] { leave(); });
+    thread_.stop();
+  }
+
+  // Why it is not of use to the cluster, for /readyz. Any thread.
+  std::vector<std::string> reasons() {
+    std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return {failure_};
+    if (shown_ == nullptr) return {"joining the cluster"};
+    if (std::string why = shown_->client->not_joined(); !why.empty()) return {why};
+    if (!shown_->core->ready()) return {"the scheduler has not made it ready yet"};
+    return {};
+  }
+
+  // The core's counters: of now if its loop answers within `limit`, else the last seen. Any thread but the
+  // loop's.
+  Metrics metrics(Nanos limit = 250 * kMillisecond) {
+    const std::shared_ptr<Snapshot> snapshot = snapshot_;
+    std::unique_lock lock(snapshot->mutex);
+    const uint64_t asked = ++snapshot->asked;
+    thread_.loop().post([this, snapshot, asked] {
+      std::lock_guard inner(snapshot->mutex);
+      if (member_ != nullptr) snapshot->metrics = member_->core->metrics();
+      if (transport_stats_) snapshot->transport = transport_stats_();
+      snapshot->answered = asked;
+      snapshot->changed.notify_all();
+    });
+    snapshot->changed.wait_for(lock, std::chrono::nanoseconds(limit),
+                               [&] { return snapshot->answered >= asked; });
+    return snapshot->metrics;
+  }
+  // As of the last metrics().
+  TransportStats transport_stats() {
+    std::lock_guard lock(snapshot_->mutex);
+    return snapshot_->transport;
+  }
+  uint64_t incarnations() const { return incarnations_.load(); }
+
+ private:
+  // One incarnation. Destroyed from the last member to the first: the line, the core, the transport.
+  struct Member {
+    std::unique_ptr<UcxTransport> transport;
+    std::unique_ptr<Core> core;
+    std::unique_ptr<rpc::MemberClient> client;
+  };
+  struct Snapshot {
+    std::mutex mutex;
+    std::condition_variable changed;
+    uint64_t asked = 0;
+    uint64_t answered = 0;
+    Metrics metrics;
+    TransportStats transport;
+  };
+
+  // --- on the loop
+
+  Status join() {
+    const Incarnation self = make_incarnation();
+    TransportOptions options = UcxTransport::with_defaults(settings_.transport.options);
+    options.self = self;
+    options.secret = settings_.secret;
+    options.fleet = settings_.numerics_id + " " + settings_.model_fingerprint;
+    auto member = std::make_unique<Member>();
+    ASSIGN_OR_RETURN(member->transport,
+                     UcxTransport::create(thread_.loop(), options, settings_.transport.ucx));
+    ASSIGN_OR_RETURN(member->core,
+                     factory_(thread_.loop(), *member->transport, kernels::Context{settings_.isa, &pool_}));
+    rpc::ClientOptions control = settings_.control;
+    control.target = settings_.scheduler;
+    Core* core = member->core.get();
+    member->client = std::make_unique<rpc::MemberClient>(control, *core, thread_.loop(), [core] {
+      return Heartbeat{core->epoch(), core->queue_depth()};
+    });
+    core->set_link(member->client.get());
+    core->set_on_refused([this](const Refusal& refusal) { refused(refusal); });
+    core->start();
+    member->client->start();
+    member_ = std::move(member);
+    transport_stats_ = [transport = member_->transport.get()] { return transport->stats(); };
+    ++incarnations_;
+    log_info("joining", {{"member_incarnation", self.value}, {"scheduler", settings_.scheduler}});
+    std::lock_guard lock(mutex_);
+    shown_ = member_.get();
+    failure_.clear();
+    return OkStatus();
+  }
+
+  void leave() {
+    {
+      std::lock_guard lock(mutex_);
+      shown_ = nullptr;
+    }
+    transport_stats_ = nullptr;
+    if (member_ == nullptr) return;
+    member_->core->set_link(nullptr);
+    member_.reset();
+  }
+
+  // An incarnation that was welcomed once is fenced; another refusal stands until somebody changes the fleet,
+  // and the line tries again by itself. After many of those a new incarnation is tried all the same: the
+  // scheduler's memory of fenced ones is bounded, and ends in a floor.
+  void refused(const Refusal& refusal) {
+    if (rejoining_) return;
+    if (refusal.reason != last_refusal_) log_warn("refused by the scheduler", {{"reason", refusal.reason}});
+    last_refusal_ = refusal.reason;
+    if (!member_->client->was_welcomed() && ++refusals_ < kRefusalsPerIncarnation) return;
+    rejoining_ = true;
+    // Not from inside the core's own callback.
+    thread_.loop().post([this] { rejoin(); });
+  }
+
+  void rejoin() {
+    rejoining_ = false;
+    refusals_ = 0;
+    leave();
+    if (Status joined = join(); !joined.ok()) {
+      log_error("cannot join again", {{"cause", joined}});
+      {
+        std::lock_guard lock(mutex_);
+        failure_ = "cannot join again: " + message_of(joined);
+      }
+      thread_.loop().post_at(thread_.loop().now() + settings_.control.reconnect_max, [this] { rejoin(); });
+    }
+  }
+
+  const MemberSettings settings_;
+  const Factory factory_;
+  ThreadPool pool_;
+  std::atomic<uint64_t> incarnations_{0};
+  const std::shared_ptr<Snapshot> snapshot_ = std::make_shared<Snapshot>();
+
+  std::mutex mutex_;
+  Member* shown_ = nullptr;  // guarded by mutex_: member_, while it is whole
+  std::string failure_;      // guarded by mutex_
+
+  // the loop's
+  std::unique_ptr<Member> member_;
+  std::function<TransportStats()> transport_stats_;
+  std::string last_refusal_;
+  int refusals_ = 0;  // of this incarnation
+  bool rejoining_ = false;
+  bool stopped_ = false;
+
+  LoopThread thread_;  // last: its tasks use everything above
+};
+
+}  // namespace conclave

@@ -1,0 +1,70 @@
+#include "libs/service/member_settings.h"
+
+#include "libs/kernels/ops.h"
+#include "libs/telemetry/log.h"
+
+namespace conclave {
+
+StatusOr<LoadedMember> load_member(Service& service, uint32_t configured_threads) {
+  const ClusterConfig& config = service.config();
+  if (config.transport.kind != TransportKind::kUcx) {
+    return invalid_field(
+        "transport.kind",
+        "transport.kind: loopback works inside one process only; separate services need ucx");
+  }
+  if (config.model.path.empty()) {
+    return invalid_field("model.path",
+                         "model.path is not set: name the directory of the checkpoint in the "
+                         "configuration or with --model");
+  }
+  LoadedMember out;
+  MemberSettings& s = out.settings;
+  s.scheduler = config.scheduler.connect_address();
+  s.control = config.control;
+  s.transport = config.transport;
+  ASSIGN_OR_RETURN(s.secret, read_secret(config.transport));
+  service.startup().set("checking the kernels", "", 0.1);
+  ASSIGN_OR_RETURN(s.isa, kernels::choose_isa());
+  s.threads = compute_threads(configured_threads);
+  s.numerics_id = numerics_id(config.model.precision, "cpu");
+  service.startup().set("binding the checkpoint", config.model.path, 0.2);
+  const TimePoint begin = steady_now();
+  auto model = load_model(config.model.path);
+  if (!model.ok()) {
+    return with_field(annotate(model.status(), "model.path: cannot load the checkpoint " + config.model.path),
+                      "model.path");
+  }
+  out.model = *std::move(model);
+  s.model_fingerprint = out.model->fingerprint;
+  for (const std::string& note : out.model->spec.notes) log_info(note);
+  log_info("checkpoint bound", {{"path", config.model.path},
+                                {"tensors", static_cast<uint64_t>(out.model->tensor_count)},
+                                {"bytes", out.model->tensor_bytes},
+                                {"fingerprint", s.model_fingerprint},
+                                {"seconds", static_cast<double>(steady_now() - begin) * 1e-9},
+                                {"isa", kernels::isa_name(s.isa)},
+                                {"threads", static_cast<uint64_t>(s.threads)},
+                                {"numerics_id", s.numerics_id}});
+  return out;
+}
+
+void export_transport(const TransportStats& stats, uint64_t incarnations, MetricSink& sink) {
+  const auto counter = [&sink](const char* name, const char* help, uint64_t value) {
+    sink.counter(name, help, static_cast<double>(value));
+  };
+  counter("conclave_member_incarnations_total", "Times this process joined under a new incarnation",
+          incarnations);
+  counter("conclave_transport_sent_messages_total", "Messages sent", stats.sent_messages);
+  counter("conclave_transport_sent_bytes_total", "Bytes sent", stats.sent_bytes);
+  counter("conclave_transport_received_messages_total", "Messages received", stats.received_messages);
+  counter("conclave_transport_received_bytes_total", "Bytes received", stats.received_bytes);
+  counter("conclave_transport_rejected_messages_total", "Messages that failed their checks",
+          stats.rejected_messages);
+  counter("conclave_transport_late_messages_total", "Messages of peers that were gone", stats.late_messages);
+  counter("conclave_transport_blocked_sends_total", "Sends that met a bound", stats.blocked);
+  counter("conclave_transport_refused_hellos_total", "Peers refused by this process", stats.hellos_refused);
+  counter("conclave_transport_lost_peers_total", "Peers lost", stats.peers_lost);
+  sink.gauge("conclave_transport_peers", "Peers up", static_cast<double>(stats.peers));
+}
+
+}  // namespace conclave

@@ -1,0 +1,243 @@
+#include "libs/service/service.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "libs/base/random.h"
+#include "libs/config/load.h"
+#include "libs/config/schema.h"
+#include "libs/rpc/grpc_setup.h"
+#include "libs/telemetry/log.h"
+
+#ifndef CONCLAVE_VERSION
+#error "the build must define CONCLAVE_VERSION"
+#endif
+
+namespace conclave {
+
+// Outlives the ops server's calls.
+struct ServiceState {
+  sigset_t signals;
+  std::atomic<bool> stopping{false};
+  std::mutex mutex;
+  std::function<std::vector<std::string>()> reasons;  // guarded by mutex, called under it
+};
+
+namespace {
+
+std::string made_name(const std::string& role) {
+  char host[256] = "host";
+  gethostname(host, sizeof(host) - 1);
+  return role + "-" + host + "-" + std::to_string(getpid());
+}
+
+// One readable line for people; the same goes to no log, since nothing runs that would write one.
+int fail(const std::string& program, const Status& status) {
+  const std::string field = field_of(status);
+  const std::string message = message_of(status);
+  const bool named = field.empty() || message.find(field) != std::string::npos;
+  std::fprintf(stderr, "%s: %s%s\n", program.c_str(), named ? "" : (field + ": ").c_str(), message.c_str());
+  return 1;
+}
+
+std::string json_text(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+uint32_t compute_threads(uint32_t configured) {
+  if (configured != 0) return configured;
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0)
+    return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+Status Service::start_ops(const std::string& listen, const std::string& key) {
+  OpsServer::Hooks hooks;
+  hooks.metrics = &metrics_;
+  hooks.startup = &startup_;
+  hooks.readiness = [state = state_] {
+    Readiness readiness;
+    if (state->stopping) readiness.reasons.push_back("the service is stopping");
+    std::lock_guard lock(state->mutex);
+    if (!state->reasons) {
+      if (!state->stopping)
+        readiness.reasons.push_back("the service is starting; /startupz says how far it is");
+    } else {
+      for (std::string& reason : state->reasons()) readiness.reasons.push_back(std::move(reason));
+    }
+    return readiness;
+  };
+  auto ops = OpsServer::start(listen, std::move(hooks));
+  if (!ops.ok()) {
+    return with_field(annotate(ops.status(), key + ": cannot serve the operations port " + listen), key);
+  }
+  ops_ = *std::move(ops);
+  addresses_.push_back({"ops", ops_->address()});
+  return write_ready_file(false);
+}
+
+std::shared_ptr<void> Service::ready_unless(std::function<std::vector<std::string>()> reasons) {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->reasons = std::move(reasons);
+  }
+  return std::shared_ptr<void>(nullptr, [state = state_](void*) {
+    std::lock_guard lock(state->mutex);
+    state->reasons = nullptr;
+  });
+}
+
+Status Service::write_ready_file(bool is_started) const {
+  if (ready_file_.empty()) return OkStatus();
+  std::string text = "{\"role\":" + json_text(role_) + ",\"name\":" + json_text(name_) +
+                     ",\"pid\":" + std::to_string(getpid()) +
+                     ",\"started\":" + (is_started ? "true" : "false");
+  for (const auto& [what, address] : addresses_) text += "," + json_text(what) + ":" + json_text(address);
+  // Written beside and renamed, so that nobody reads half of it.
+  const std::string beside = ready_file_ + ".tmp" + std::to_string(getpid());
+  {
+    std::ofstream out(beside, std::ios::trunc);
+    out << text << "}\n";
+    if (!out.flush()) return invalid_field("--ready-file", "'" + ready_file_ + "' cannot be written");
+  }
+  if (std::rename(beside.c_str(), ready_file_.c_str()) != 0) {
+    const std::string reason = std::strerror(errno);
+    unlink(beside.c_str());
+    return invalid_field("--ready-file", "'" + ready_file_ + "' cannot be written: " + reason);
+  }
+  return OkStatus();
+}
+
+void Service::started(const std::vector<std::pair<std::string, std::string>>& addresses) {
+  addresses_.insert(addresses_.end(), addresses.begin(), addresses.end());
+  startup_.done();
+  std::string joined;
+  for (const auto& [what, address] : addresses_) joined += (joined.empty() ? "" : " ") + what + "=" + address;
+  log_info("started", {{"listening", joined}, {"pid", static_cast<int64_t>(getpid())}});
+  if (Status written = write_ready_file(true); !written.ok())
+    log_error("no ready file", {{"cause", written}});
+}
+
+void Service::wait_for_stop() {
+  int number = 0;
+  while (sigwait(&state_->signals, &number) != 0) {
+  }
+  state_->stopping = true;
+  log_info("stopping", {{"signal", static_cast<int64_t>(number)}});
+}
+
+void Service::limit_end(Nanos limit) {
+  std::thread([limit] {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(limit));
+    log_error("the end took too long; leaving at once", {{"limit_ms", limit / kMillisecond}});
+    std::_Exit(1);
+  }).detach();
+}
+
+int run_service(int argc, char** argv, const ServiceSpec& spec, const std::function<Status(Service&)>& body) {
+  CLI::App app(spec.description, spec.program);
+  std::string config_file, ready_file;
+  std::vector<std::string> sets;
+  app.add_option("--config", config_file, "Cluster configuration, YAML (docs/config.md)");
+  app.add_option("--ready-file", ready_file,
+                 "Where to write the addresses listened on, as JSON, once they are known");
+  app.add_option("--set", sets, "Override a config key: section.key=value; may be repeated")
+      ->allow_extra_args(false);
+  app.set_version_flag("--version", spec.program + " " CONCLAVE_VERSION);
+  std::map<std::string, std::string> overrides;  // key -> value
+  for (const ServiceFlag& flag : spec.flags) {
+    app.add_option_function<std::string>(
+        flag.flag, [&overrides, key = flag.key](const std::string& value) { overrides[key] = value; },
+        flag.help + " (" + flag.key + ")");
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::fprintf(stderr, "%s: %s; --help lists the flags\n", spec.program.c_str(), error.what());
+    return 2;
+  }
+
+  // Every thread inherits this: signals are taken by sigwait alone, and a closed socket is an error, not an
+  // end.
+  auto state = std::make_shared<ServiceState>();
+  sigemptyset(&state->signals);
+  sigaddset(&state->signals, SIGTERM);
+  sigaddset(&state->signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &state->signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  auto loaded = load_config_file(config_file, process_environment());
+  if (!loaded.ok()) return fail(spec.program, loaded.status());
+  Service service;
+  service.config_ = loaded->config;
+  for (const std::string& set : sets) {
+    const size_t equals = set.find('=');
+    if (equals == std::string::npos) {
+      return fail(spec.program, invalid_argument("--set " + set + ": write section.key=value"));
+    }
+    overrides.emplace(set.substr(0, equals), set.substr(equals + 1));
+  }
+  std::vector<std::string> known;
+  const std::vector<ConfigField> fields = config_fields(service.config_);
+  for (const ConfigField& field : fields) known.push_back(field.name());
+  for (const auto& [key, value] : overrides) {
+    const auto field =
+        std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return f.name() == key; });
+    if (field == fields.end()) {
+      const std::string near = nearest_name(key, known);
+      return fail(spec.program, invalid_argument("unknown key '" + key + "'" +
+                                                 (near.empty() ? "" : "; did you mean '" + near + "'?")));
+    }
+    if (Status set = field->set(value); !set.ok()) {
+      return fail(spec.program, invalid_argument(key + ": " + message_of(set)));
+    }
+  }
+  if (Status valid = validate_config(service.config_); !valid.ok()) return fail(spec.program, valid);
+
+  const std::string configured_name = spec.role == "attention" ? service.config_.attention.options.name
+                                      : spec.role == "expert"  ? service.config_.experts.options.name
+                                                               : std::string();
+  service.role_ = spec.role;
+  service.name_ = configured_name.empty() ? made_name(spec.role) : configured_name;
+  service.ready_file_ = ready_file;
+  service.incarnation_ = make_incarnation();
+  service.state_ = state;
+  auto level = parse_log_level(service.config_.logging.level, "logging.level");
+  if (!level.ok()) return fail(spec.program, level.status());
+  log_threshold(*level);
+  log_identity(spec.role, service.name_, service.incarnation_);
+  rpc::route_grpc_logs([](const char* file, int line, const char* message) {
+    log_debug("grpc", {{"file", file}, {"line", static_cast<int64_t>(line)}, {"text", message}});
+  });
+  for (const std::string& warning : loaded->warnings) log_warn(warning);
+
+  const Status end = body(service);
+  service.ops_.reset();
+  if (!end.ok()) return fail(spec.program, end);
+  log_info("stopped");
+  return 0;
+}
+
+}  // namespace conclave

@@ -1,0 +1,85 @@
+// What every service process does alike: flags, configuration, logs, the operations port, the ready file,
+// signals.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "libs/base/ids.h"
+#include "libs/base/status.h"
+#include "libs/config/cluster_config.h"
+#include "libs/telemetry/metrics.h"
+#include "libs/telemetry/ops_server.h"
+
+namespace conclave {
+
+// A flag that overrides one config key, e.g. {"--listen", "scheduler.listen", "..."}.
+struct ServiceFlag {
+  std::string flag;
+  std::string key;
+  std::string help;
+};
+
+struct ServiceSpec {
+  std::string program;      // "conclave-scheduler"
+  std::string role;         // "scheduler", in every log line
+  std::string description;  // of --help
+  std::vector<ServiceFlag> flags;
+};
+
+struct ServiceState;
+
+class Service {
+ public:
+  const ClusterConfig& config() const { return config_; }
+  // The configured name, or one made from role, host and process id.
+  const std::string& name() const { return name_; }
+  Incarnation incarnation() const { return incarnation_; }
+  MetricsRegistry& metrics() { return metrics_; }
+  StartupProgress& startup() { return startup_; }
+
+  // Serves /metrics, /livez, /readyz and /startupz, and writes the ready file a first time. `key` names the
+  // config key in errors.
+  Status start_ops(const std::string& listen, const std::string& key);
+  // Why the service is not ready, once started; empty: it is. Asked on the operations server's thread until
+  // the returned guard is destroyed.
+  [[nodiscard]] std::shared_ptr<void> ready_unless(std::function<std::vector<std::string>()> reasons);
+  // The service has started and listens on these (name, host:port); goes to the log and the ready file.
+  void started(const std::vector<std::pair<std::string, std::string>>& addresses);
+  // Returns at SIGTERM or SIGINT. From then on /readyz says that the service is stopping.
+  void wait_for_stop();
+  // Ends the process, with a log line, when what is left to do takes longer than this. After wait_for_stop().
+  static void limit_end(Nanos limit);
+
+ private:
+  friend int run_service(int argc, char** argv, const ServiceSpec& spec,
+                         const std::function<Status(Service&)>& body);
+  Service() = default;
+  Status write_ready_file(bool is_started) const;
+
+  ClusterConfig config_;
+  std::string role_;
+  std::string name_;
+  std::string ready_file_;
+  Incarnation incarnation_;
+  MetricsRegistry metrics_;
+  StartupProgress startup_;
+  std::shared_ptr<ServiceState> state_;
+  std::unique_ptr<OpsServer> ops_;
+  std::vector<std::pair<std::string, std::string>> addresses_;
+};
+
+// The whole of main(): parses flags, reads the configuration, sets up logs and signals, runs `body`. Returns
+// the exit code: 0, or 1 with one readable line on stderr; 2 for wrong flags.
+int run_service(int argc, char** argv, const ServiceSpec& spec, const std::function<Status(Service&)>& body);
+
+// Threads to compute with: what is configured, or the cores this process may use.
+uint32_t compute_threads(uint32_t configured);
+
+}  // namespace conclave

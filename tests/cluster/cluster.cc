@@ -1,0 +1,163 @@
+#include "tests/cluster/cluster.h"
+
+#include <unistd.h>
+
+#include <thread>
+
+#include "libs/base/random.h"
+
+namespace conclave {
+namespace {
+
+std::string g_directory;
+std::string g_model;
+
+}  // namespace
+
+bool eventually(const std::function<bool()>& reached, Nanos limit) {
+  const TimePoint end = steady_now() + limit;
+  while (!reached()) {
+    if (steady_now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+void ClusterEnvironment::SetUp() {
+  rpc::route_grpc_logs(nullptr);
+  g_directory = ::testing::TempDir() + "conclave_cluster_" + std::to_string(getpid());
+  std::filesystem::create_directories(g_directory);
+  g_model = g_directory + "/tiny-m2";
+  MakeOptions options;
+  options.out = g_model;
+  options.geometry = "tiny-m2";
+  const auto made = make_checkpoint(options);
+  ASSERT_TRUE(made.ok()) << made.status();
+}
+
+void ClusterEnvironment::TearDown() {
+  if (!::testing::UnitTest::GetInstance()->Failed()) std::filesystem::remove_all(g_directory);
+}
+
+const std::string& ClusterEnvironment::directory() { return g_directory; }
+const std::string& ClusterEnvironment::model() { return g_model; }
+
+ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments)
+    : scheduler_arguments_(std::move(scheduler_arguments)),
+      prefix_(g_directory + "/" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + "-") {
+  start_scheduler();
+  shards.resize(shard_count);
+  for (size_t i = 0; i < shard_count; ++i) start_shard(i);
+  start_worker();
+  rpc::ClientOptions options;
+  options.target = scheduler_address_;
+  options.reconnect_max = 200 * kMillisecond;
+  gateway = std::make_unique<rpc::SchedulerClient>(options, "test", make_incarnation());
+}
+
+ProcessCluster::~ProcessCluster() { gateway.reset(); }
+
+std::string ProcessCluster::ready_path(const std::string& name) { return prefix_ + name + ".ready"; }
+std::string ProcessCluster::log_path(const std::string& name) {
+  return prefix_ + name + "." + std::to_string(starts_++) + ".log";
+}
+
+void ProcessCluster::start_scheduler() {
+  std::filesystem::remove(ready_path("scheduler"));
+  std::vector<std::string> arguments = {
+      "--listen",     scheduler_address_.empty() ? "127.0.0.1:0" : scheduler_address_,
+      "--ops-listen", "127.0.0.1:0",
+      "--ready-file", ready_path("scheduler")};
+  arguments.insert(arguments.end(), scheduler_arguments_.begin(), scheduler_arguments_.end());
+  scheduler = Process::start("conclave-scheduler", arguments, log_path("scheduler"));
+  std::map<std::string, std::string> ready;
+  EXPECT_TRUE(eventually([&] {
+    ready = read_ready_file(ready_path("scheduler"));
+    return !ready.empty() || !scheduler.running();
+  }));
+  ASSERT_FALSE(ready["grpc"].empty()) << scheduler.log();
+  scheduler_address_ = ready["grpc"];
+}
+
+std::vector<std::string> ProcessCluster::member_arguments(const std::string& name) {
+  std::filesystem::remove(ready_path(name));
+  return {"--model",      ClusterEnvironment::model(),
+          "--name",       name,
+          "--scheduler",  scheduler_address_,
+          "--ops-listen", "127.0.0.1:0",
+          "--ready-file", ready_path(name),
+          "--threads",    "1"};
+}
+
+void ProcessCluster::start_worker() {
+  std::vector<std::string> arguments = member_arguments("worker");
+  arguments.insert(arguments.end(), {"--set", "attention.kv_bytes=64MiB"});
+  worker = Process::start("conclave-attention", arguments, log_path("worker"));
+}
+
+void ProcessCluster::start_shard(size_t index) {
+  const std::string name = "shard" + std::to_string(index);
+  shards[index] = Process::start("conclave-expert", member_arguments(name), log_path(name));
+}
+
+std::string ProcessCluster::ops(const std::string& process) {
+  std::map<std::string, std::string> ready;
+  EXPECT_TRUE(eventually([&] {
+    ready = read_ready_file(ready_path(process));
+    return !ready.empty();
+  })) << process;
+  return ready["ops"];
+}
+
+::testing::AssertionResult ProcessCluster::wait_ready() {
+  if (eventually([&] { return gateway->fleet().ready; })) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << gateway->fleet().not_ready << "\n--- scheduler\n"
+                                       << scheduler.log() << "\n--- worker\n"
+                                       << worker.log() << "\n--- shard 0\n"
+                                       << shards[0].log();
+}
+
+std::string ProcessCluster::unexpected_ends() {
+  std::string out;
+  const auto look = [&out](const char* name, Process& process) {
+    if (!process.running()) out += std::string(name) + " ended:\n" + process.log();
+  };
+  look("scheduler", scheduler);
+  look("worker", worker);
+  for (Process& shard : shards) look("shard", shard);
+  return out;
+}
+
+std::shared_ptr<PendingCompletion> ProcessCluster::submit(AcceptedRequest request) {
+  auto pending = std::make_shared<PendingCompletion>();
+  gateway->submit(std::move(request), pending);
+  return pending;
+}
+
+AcceptedRequest numbered_request(uint32_t i, uint32_t max_tokens) {
+  SplitMix64 random(i + 1);
+  std::vector<TokenId> prompt(1 + random.below(40));
+  for (TokenId& token : prompt) token = static_cast<TokenId>(random.below(200));
+  AcceptedRequest request = make_request(std::move(prompt), max_tokens);
+  request.sampling.ignore_eos = true;
+  request.sampling.seed = i;
+  request.sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
+  request.sampling.top_k = i % 4 == 1 ? 20 : 0;
+  return request;
+}
+
+std::vector<std::vector<TokenId>> undisturbed(uint32_t count, uint32_t max_tokens) {
+  auto cluster = LocalCluster::load(ClusterEnvironment::model(), LocalClusterOptions());
+  EXPECT_TRUE(cluster.ok()) << cluster.status();
+  if (!cluster.ok()) return {};
+  EXPECT_TRUE((*cluster)->wait_ready().ok());
+  std::vector<std::vector<TokenId>> out;
+  for (uint32_t i = 0; i < count; ++i) {
+    auto answer = (*cluster)->complete(numbered_request(i, max_tokens));
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    out.push_back(answer.ok() ? answer->tokens : std::vector<TokenId>());
+  }
+  return out;
+}
+
+}  // namespace conclave

@@ -1,0 +1,173 @@
+#include "tests/cluster/process.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "libs/base/check.h"
+#include "libs/config/address.h"
+
+extern char** environ;
+
+namespace conclave {
+namespace {
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+}  // namespace
+
+Process Process::start(const std::string& program, const std::vector<std::string>& arguments,
+                       const std::string& log) {
+  const char* directory = std::getenv("CONCLAVE_BIN_DIR");
+  CONCLAVE_CHECK(directory != nullptr);
+  const std::string path = std::string(directory) + "/" + program;
+  std::vector<std::string> words = {path};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  Process process;
+  process.log_ = log;
+  const int error = posix_spawn(&process.pid_, path.c_str(), &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  CONCLAVE_CHECK(error == 0);
+  return process;
+}
+
+Process::~Process() { kill(); }
+
+Process::Process(Process&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), ended_(other.ended_), log_(std::move(other.log_)) {}
+
+Process& Process::operator=(Process&& other) noexcept {
+  if (this != &other) {
+    kill();
+    pid_ = std::exchange(other.pid_, -1);
+    ended_ = other.ended_;
+    log_ = std::move(other.log_);
+  }
+  return *this;
+}
+
+bool Process::running() { return pid_ > 0 && !wait(0).has_value(); }
+
+void Process::signal(int number) {
+  if (running()) ::kill(pid_, number);
+}
+
+std::optional<int> Process::wait(Nanos limit) {
+  if (pid_ <= 0 || ended_) return ended_;
+  // A descriptor of the process is readable once it has ended.
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
+  if (fd >= 0) {
+    pollfd waiter{fd, POLLIN, 0};
+    poll(&waiter, 1, static_cast<int>(limit / kMillisecond));
+    close(fd);
+  }
+  int status = 0;
+  if (waitpid(pid_, &status, WNOHANG) == pid_) {
+    ended_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  return ended_;
+}
+
+void Process::kill() {
+  if (pid_ <= 0 || ended_) return;
+  ::kill(pid_, SIGKILL);
+  wait(10 * kSecond);
+}
+
+std::string Process::log() const { return slurp(log_); }
+
+double Process::cpu_seconds() const {
+  const std::string stat = slurp("/proc/" + std::to_string(pid_) + "/stat");
+  const size_t close = stat.rfind(')');
+  if (close == std::string::npos) return 0;
+  std::istringstream rest(stat.substr(close + 2));
+  std::string word;
+  double ticks = 0;
+  for (int field = 3; field <= 15 && rest >> word; ++field) {
+    if (field >= 14) ticks += std::stod(word);
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+uint64_t Process::anonymous_bytes() const {
+  std::istringstream status(slurp("/proc/" + std::to_string(pid_) + "/status"));
+  std::string word;
+  while (status >> word) {
+    if (word == "RssAnon:") {
+      uint64_t kib = 0;
+      status >> kib;
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
+std::map<std::string, std::string> read_ready_file(const std::string& path) {
+  const std::string text = slurp(path);
+  std::map<std::string, std::string> out;
+  if (text.find("\"started\":true") == std::string::npos) return out;
+  size_t at = 0;
+  const auto next = [&]() -> std::string {
+    const size_t open = text.find('"', at);
+    if (open == std::string::npos) return "";
+    const size_t close = text.find('"', open + 1);
+    if (close == std::string::npos) return "";
+    at = close + 1;
+    return text.substr(open + 1, close - open - 1);
+  };
+  for (std::string key = next(); !key.empty(); key = next()) {
+    if (text.compare(at, 2, ":\"") == 0) out[key] = next();
+  }
+  return out;
+}
+
+StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path) {
+  ASSIGN_OR_RETURN(const HostPort to, parse_host_port(address));
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return internal_error("no socket");
+  timeval limit{5, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  sockaddr_in peer{};
+  peer.sin_family = AF_INET;
+  peer.sin_port = htons(to.port);
+  inet_pton(AF_INET, to.host.c_str(), &peer.sin_addr);
+  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+  std::string answer;
+  bool sent = connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0 &&
+              send(fd, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size());
+  char buffer[4096];
+  for (ssize_t n = 0; sent && (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
+    answer.append(buffer, static_cast<size_t>(n));
+  }
+  close(fd);
+  const size_t body = answer.find("\r\n\r\n");
+  if (answer.size() < 12 || body == std::string::npos) return unavailable("no answer from " + address + path);
+  return HttpAnswer{std::atoi(answer.c_str() + 9), answer.substr(body + 4)};
+}
+
+}  // namespace conclave

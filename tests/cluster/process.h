@@ -1,0 +1,55 @@
+// A child process of a test: started from the build's bin directory, watched, and ended with the test.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libs/base/clock.h"
+#include "libs/base/status.h"
+
+namespace conclave {
+
+class Process {
+ public:
+  // Starts CONCLAVE_BIN_DIR/`program` with its output in `log`.
+  static Process start(const std::string& program, const std::vector<std::string>& arguments,
+                       const std::string& log);
+  Process() = default;
+  ~Process();
+  Process(Process&& other) noexcept;
+  Process& operator=(Process&& other) noexcept;
+
+  pid_t pid() const { return pid_; }
+  bool running();
+  void signal(int number);
+  // Waits for the end; the exit code, 128 + signal, or nothing after `limit`.
+  std::optional<int> wait(Nanos limit);
+  // SIGKILL, and waits.
+  void kill();
+  std::string log() const;
+
+  // Of /proc: seconds of CPU used so far, and anonymous memory in bytes.
+  double cpu_seconds() const;
+  uint64_t anonymous_bytes() const;
+
+ private:
+  pid_t pid_ = -1;
+  std::optional<int> ended_;
+  std::string log_;
+};
+
+// The strings of a flat JSON object as ready files have it; empty while there is none that says "started".
+std::map<std::string, std::string> read_ready_file(const std::string& path);
+// GET http://address/path; status code and body, or a Status when nobody answers.
+struct HttpAnswer {
+  int code = 0;
+  std::string body;
+};
+StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path);
+
+}  // namespace conclave

@@ -1,0 +1,211 @@
+// conclave-router as a process: start, refusals that are one line, readiness without a scheduler, a clean
+// end.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <boost/json.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "libs/base/random.h"
+#include "libs/checkpoint/make.h"
+#include "tests/router/raw_http.h"
+
+extern char** environ;
+
+namespace conclave {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::http_call;
+
+class Process {
+ public:
+  explicit Process(const std::vector<std::string>& arguments) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    const char* bin = std::getenv("CONCLAVE_BIN_DIR");
+    const std::string program = std::string(bin ? bin : "build/release/bin") + "/conclave-router";
+    std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    EXPECT_EQ(posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv.data(), environ), 0) << program;
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    output_ = ends[0];
+  }
+  ~Process() {
+    if (pid_ > 0 && !ended_) {
+      kill(pid_, SIGKILL);
+      wait_exit();
+    }
+    close(output_);
+  }
+
+  // Everything printed, until the text appears or the output ends.
+  bool wait_for(std::string_view text, int seconds = 60) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+    while (printed.find(text) == std::string::npos) {
+      if (std::chrono::steady_clock::now() > until || !read_some()) return false;
+    }
+    return true;
+  }
+  int wait_exit() {
+    while (read_some(10000)) {
+    }
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    ended_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  void signal(int number) { kill(pid_, number); }
+
+  std::string printed;
+
+ private:
+  bool read_some(int timeout_ms = 500) {
+    pollfd p{output_, POLLIN, 0};
+    if (poll(&p, 1, timeout_ms) <= 0) return timeout_ms < 10000;
+    char chunk[4096];
+    const ssize_t n = read(output_, chunk, sizeof chunk);
+    if (n <= 0) return false;
+    printed.append(chunk, static_cast<size_t>(n));
+    return true;
+  }
+
+  pid_t pid_ = -1;
+  int output_ = -1;
+  bool ended_ = false;
+};
+
+class RouterProcess : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ =
+        std::filesystem::temp_directory_path() / ("conclave-router-" + std::to_string(system_random_u64()));
+    std::filesystem::create_directories(dir_);
+    MakeOptions make;
+    make.out = dir_ / "tiny";
+    make.layers = 1;
+    ASSERT_TRUE(make_checkpoint(make).ok());
+  }
+  void TearDown() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(dir_, ignored);
+  }
+  std::string config(const std::string& router_lines, const std::string& model = "") {
+    const std::string path = dir_ / "cluster.yaml";
+    std::ofstream out(path);
+    // Port 1 of the loopback has no listener: the scheduler that is not there.
+    out << "model:\n  path: " << (model.empty() ? (dir_ / "tiny").string() : model) << "\n"
+        << "scheduler:\n  listen: 127.0.0.1:1\n"
+        << "router:\n"
+        << router_lines;
+    return path;
+  }
+  static std::string ports(const std::string& http = "127.0.0.1:0", const std::string& ops = "127.0.0.1:0") {
+    return "  http_listen: " + http + "\n  grpc_listen: 127.0.0.1:0\n  ops_listen: " + ops +
+           "\n  drain_time_s: 2\n";
+  }
+
+  std::filesystem::path dir_;
+};
+
+// The value of a key in the "listening" log line.
+std::string logged(const std::string& printed, const std::string& key) {
+  for (size_t at = 0; at < printed.size();) {
+    const size_t end = std::min(printed.find('\n', at), printed.size());
+    const std::string line = printed.substr(at, end - at);
+    at = end + 1;
+    boost::system::error_code error;
+    const boost::json::value value = boost::json::parse(line, error);
+    if (!error && value.is_object() && value.as_object().contains(key))
+      return std::string(value.as_object().at(key).as_string());
+  }
+  return "";
+}
+
+uint16_t port_of(const std::string& address) {
+  return static_cast<uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str()));
+}
+
+TEST_F(RouterProcess, UnreadyWithTheReasonWhileTheSchedulerIsMissingAndEndsCleanly) {
+  Process process({"--config", config(ports())});
+  ASSERT_TRUE(process.wait_for("\"listening\"")) << process.printed;
+  ASSERT_TRUE(process.wait_for("}\n"));
+  const uint16_t http = port_of(logged(process.printed, "http"));
+  const uint16_t ops = port_of(logged(process.printed, "ops"));
+  ASSERT_NE(http, 0) << process.printed;
+  ASSERT_NE(ops, 0);
+  EXPECT_EQ(http_call(ops, "GET", "/livez").status, 200);
+  EXPECT_EQ(http_call(ops, "GET", "/startupz").status, 200);
+  const auto ready = http_call(ops, "GET", "/readyz");
+  EXPECT_EQ(ready.status, 503);
+  EXPECT_THAT(ready.body, HasSubstr("scheduler"));
+  EXPECT_THAT(http_call(ops, "GET", "/metrics").body,
+              HasSubstr("conclave_router_scheduler_connections_total"));
+  const auto refused = http_call(http, "POST", "/v1/completions", R"({"prompt":"hi"})");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_FALSE(refused.headers.at("retry-after").empty());
+  EXPECT_THAT(http_call(http, "GET", "/v1/models").body, HasSubstr("\"tiny\""));
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait_exit(), 0) << process.printed;
+  for (size_t at = 0; at < process.printed.size();) {  // every line is JSON
+    const size_t end = process.printed.find('\n', at);
+    ASSERT_NE(end, std::string::npos);
+    boost::system::error_code error;
+    boost::json::parse(process.printed.substr(at, end - at), error);
+    EXPECT_FALSE(error) << process.printed.substr(at, end - at);
+    at = end + 1;
+  }
+}
+
+TEST_F(RouterProcess, MistakesAreReadableLinesAndANonZeroExit) {
+  const auto fails = [](const std::vector<std::string>& arguments) {
+    Process process(arguments);
+    EXPECT_NE(process.wait_exit(), 0);
+    std::string last;
+    for (size_t at = 0; at < process.printed.size();) {
+      const size_t end = std::min(process.printed.find('\n', at), process.printed.size());
+      last = process.printed.substr(at, end - at);
+      at = end + 1;
+    }
+    EXPECT_THAT(last, HasSubstr("conclave-router: ")) << process.printed;
+    return last;
+  };
+  EXPECT_THAT(fails({"--config", dir_ / "absent.yaml"}), HasSubstr("absent.yaml"));
+  EXPECT_THAT(fails({"--config", config(ports() + "  colour: blue\n")}), HasSubstr("colour"));
+  EXPECT_THAT(fails({"--config", config(ports(), dir_ / "nowhere")}), HasSubstr("nowhere"));
+  EXPECT_THAT(fails({"--config", config(ports("127.0.0.1:notaport"))}), HasSubstr("http_listen"));
+  {  // A checkpoint without a tokenizer.
+    std::filesystem::copy(dir_ / "tiny", dir_ / "broken", std::filesystem::copy_options::recursive);
+    std::filesystem::remove(dir_ / "broken" / "tokenizer.json");
+    EXPECT_THAT(fails({"--config", config(ports(), dir_ / "broken")}), HasSubstr("tokenizer.json"));
+  }
+  {  // Ports in use.
+    Process first({"--config", config(ports())});
+    ASSERT_TRUE(first.wait_for("\"listening\"") && first.wait_for("}\n")) << first.printed;
+    const std::string http = logged(first.printed, "http");
+    const std::string ops = logged(first.printed, "ops");
+    EXPECT_THAT(fails({"--config", config(ports(http))}), HasSubstr(http));
+    EXPECT_THAT(fails({"--config", config(ports("127.0.0.1:0", ops))}), HasSubstr(ops));
+    first.signal(SIGINT);
+    EXPECT_EQ(first.wait_exit(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace conclave
