@@ -108,8 +108,8 @@ class ExchangeImpl : public Exchange {
 };
 
 Connection::Connection(tcp::socket socket, std::shared_ptr<ServerState> state)
-    : socket_(std::move(socket)),
-      state_(std::move(state)),
+    : state_(std::move(state)),
+      socket_(std::move(socket)),
       timer_(socket_.get_executor()),
       buffer_(state_->options.limits.max_header_bytes + state_->options.limits.pipelined_bytes) {
   state_->open.fetch_add(1);
