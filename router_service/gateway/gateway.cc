@@ -64,6 +64,17 @@ Status Gateway::ready() const {
   return OkStatus();
 }
 
+Status Gateway::accepting() const {
+  const Status now_ready = ready();
+  if (now_ready.ok()) return now_ready;
+  {
+    std::lock_guard lock(mutex_);
+    if (draining_) return now_ready;
+  }
+  const TimePoint since = scheduler_.fleet().unready_since;
+  return since != kNever && steady_now() - since < options_.unready_grace ? OkStatus() : now_ready;
+}
+
 GatewayCounts Gateway::counts() const {
   GatewayCounts counts;
   counts.waiting_texts = pool_.waiting();
@@ -146,7 +157,7 @@ Status Gateway::check_prompt_length(const GenerateRequest& request, size_t token
 StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
                                                         std::function<void()> on_update) {
   RETURN_IF_ERROR(check(request));
-  RETURN_IF_ERROR(ready());
+  RETURN_IF_ERROR(accepting());
   const RequestId id{system_random_u64(), system_random_u64()};
   auto generation = std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
                                                  [this](const Summary& summary) { ended(summary); });

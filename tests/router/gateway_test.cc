@@ -205,6 +205,29 @@ TEST_F(GatewayTest, NotReadyAndDrainingAreUnavailableWithTheReason) {
   EXPECT_EQ(scheduler.submitted(), 0u);
 }
 
+TEST_F(GatewayTest, APassingGapInReadinessRefusesNobody) {
+  scheduler.set_fleet({false, "a shard died", 0, "", "", steady_now()});
+  Client client(gateway);
+  const AcceptedRequest r = begin(client, text_request("hi"));
+  scheduler.emit(r.id, 0, byte_tokens("x"), FinishReason::kLength);
+  ASSERT_TRUE(client.finish());
+  EXPECT_TRUE(client.last.error.ok());
+  EXPECT_FALSE(gateway.ready().ok());
+  scheduler.set_fleet({false, "a shard died", 0, "", "", steady_now() - GatewayOptions().unready_grace});
+  EXPECT_EQ(gateway.generate(text_request("x"), [] {}).status().code(), StatusCode::kUnavailable);
+}
+
+TEST(FleetInfo, RemembersWhenReadinessWasLost) {
+  FleetInfo ready;
+  ready.ready = true;
+  const FleetInfo gone;
+  FleetInfo fleet = FleetInfo().follow(gone, 5);
+  EXPECT_EQ(fleet.unready_since, kNever);
+  fleet = fleet.follow(ready, 10).follow(gone, 20).follow(gone, 30);
+  EXPECT_EQ(fleet.unready_since, 20);
+  EXPECT_EQ(fleet.follow(ready, 40).unready_since, kNever);
+}
+
 TEST_F(GatewayTest, TextAndUsageOfAPlainAnswer) {
   Client client(gateway);
   const AcceptedRequest r = begin(client, text_request("hi"));
