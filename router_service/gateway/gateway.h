@@ -54,6 +54,9 @@ class Gateway {
   // generation.
   StatusOr<std::shared_ptr<Generation>> generate(GenerateRequest request, std::function<void()> on_update);
 
+  // Runs work that may take milliseconds (parsing a large body) on a text thread; false at their bound.
+  bool run_on_text_thread(std::function<void()> work) { return pool_.try_submit(std::move(work)); }
+
   // Why no request would be taken now; OK when one would be.
   Status ready() const;
   const ModelSpec& model() const { return model_; }

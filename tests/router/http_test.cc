@@ -168,6 +168,28 @@ TEST(Http, ChatWholeAndStreamedWithUsage) {
   EXPECT_EQ(all.back().at("usage").at("completion_tokens"), 9);
 }
 
+TEST(Http, LargeBodiesAreReadOffTheConnectionsThreads) {
+  Server server({}, {}, {}, 400000);
+  std::string ids = "65";
+  for (int i = 1; i < 190000; ++i) ids += ",66";
+  auto r = http_call(server.port, "POST", "/v1/completions", "{\"prompt\":[" + ids + "],\"max_tokens\":3}");
+  ASSERT_EQ(r.status, 200) << r.body;
+  const json::object body = parse(r.body);
+  EXPECT_EQ(body.at("choices").as_array().at(0).at("text"), "ABB");
+  EXPECT_EQ(body.at("usage").at("prompt_tokens"), 190000);
+  r = http_call(server.port, "POST", "/v1/completions", "{\"prompt\":[" + ids + "],\"max_tokens\":-3}");
+  EXPECT_EQ(r.status, 400);
+  EXPECT_EQ(param_of(r), "max_tokens");
+  r = http_call(server.port, "POST", "/v1/completions", "{\"prompt\":[" + ids + "}");
+  EXPECT_EQ(r.status, 400);
+  EXPECT_EQ(param_of(r), "body");
+  for (int i = 0; i < 20; ++i) {  // clients that leave while theirs is read
+    RawClient leaving(server.port);
+    leaving.send_request("POST", "/v1/completions", "{\"prompt\":[" + ids + "],\"max_tokens\":100000}");
+  }
+  EXPECT_EQ(http_call(server.port, "GET", "/health").status, 200);
+}
+
 TEST(Http, StopStringsEndAnswersAndAreNotShown) {
   Server server;
   const auto r = http_call(server.port, "POST", "/v1/completions",
