@@ -5,10 +5,13 @@
 namespace conclave::kernels {
 namespace {
 #include "libs/kernels/cpu/attention_ops.inc"
-#include "libs/kernels/cpu/matmul_panel.inc"
-// After the panel, which it falls back to.
-#include "libs/kernels/cpu/matmul_direct.inc"
 #include "libs/kernels/cpu/vector_ops.inc"
+// In this order: each uses the one before.
+#include "libs/kernels/cpu/decode_512.inc"
+//
+#include "libs/kernels/cpu/matmul_panel.inc"
+//
+#include "libs/kernels/cpu/matmul_direct.inc"
 }  // namespace
 
 const Table& avx512_table() {
