@@ -83,9 +83,9 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
                    w.w2.rows == w.w1.cols);
     Running r;
     r.job = &job;
-    r.gate = matmul_args(w.w1, elem, nullptr, w.w1.cols, job.m, nullptr, 0);
-    r.up = matmul_args(w.w3, elem, nullptr, w.w3.cols, job.m, nullptr, 0);
-    r.down = matmul_args(w.w2, elem, nullptr, w.w2.cols, job.m, nullptr, 0);
+    r.gate = matmul_args(ctx, w.w1, elem, nullptr, w.w1.cols, job.m, nullptr, 0);
+    r.up = matmul_args(ctx, w.w3, elem, nullptr, w.w3.cols, job.m, nullptr, 0);
+    r.down = matmul_args(ctx, w.w2, elem, nullptr, w.w2.cols, job.m, nullptr, 0);
     total += aligned(size_t{job.m} * w.w1.cols * bytes) + aligned(size_t{job.m} * w.w2.cols * bytes) +
              aligned(table.prepared_floats(r.gate) * 4) + aligned(table.prepared_floats(r.down) * 4);
     running.push_back(r);

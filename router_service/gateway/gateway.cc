@@ -184,6 +184,9 @@ void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Gene
   if (generation->ended()) return;
   auto accepted = accept(request, generation->id());
   if (!accepted.ok()) return generation->refuse(accepted.status());
+  accepted->time_left -= steady_now() - generation->arrived();  // waiting and tokenizing count too
+  if (accepted->time_left <= 0)
+    return generation->refuse(deadline_exceeded("the request passed its deadline"));
   auto stops = text::StopStringMatcher::create(request.stop);
   if (!stops.ok()) return generation->refuse(with_field(stops.status(), "stop"));
   generation->submit(std::move(accepted).value(), codec_.decoder(), std::move(stops).value());
