@@ -2,12 +2,11 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <thread>
 
 #include "cli/progress.h"
 #include "libs/local_cluster/local_cluster.h"
+#include "libs/service/service.h"
 #include "libs/telemetry/log.h"
 #include "libs/telemetry/metrics.h"
 #include "libs/telemetry/ops_server.h"
@@ -21,8 +20,7 @@ LocalClusterOptions cluster_options(const ClusterConfig& config) {
   options.workers = config.supervisor.attention_workers;
   options.shards = config.supervisor.expert_shards;
   options.precision = config.model.precision;
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  options.threads = config.attention.threads > 0 ? config.attention.threads : cores;
+  options.threads = compute_threads(config.attention.options.threads);
   return options;
 }
 

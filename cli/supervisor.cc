@@ -117,7 +117,7 @@ Status Supervisor::reap(const std::function<void(const std::string&, const std::
     int status = 0;
     if (child.pid <= 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
     child.pid = -1;
-    if (!started_ && WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
+    if (!started_ && WIFEXITED(status) && WEXITSTATUS(status) != 0) {
       return failed_precondition(child.spec.name + " cannot start: " + last_line(child.spec.log_path));
     }
     const TimePoint now = steady_now();

@@ -30,9 +30,6 @@ struct ChildSpec {
   std::string log_path;           // its stdout and stderr, appended
 };
 
-// An exit code that means "starting again cannot help" (bad config, broken checkpoint).
-inline constexpr int kExitUsage = 2;
-
 class Supervisor {
  public:
   explicit Supervisor(SupervisorOptions options) : options_(options) {}
@@ -44,12 +41,12 @@ class Supervisor {
   // Starts a child at once.
   Status start(ChildSpec spec);
 
-  // From now on a child that says that starting again cannot help is restarted all the same: it has worked
-  // before (a port may still be held by its predecessor).
+  // Until then a child that ends by itself with an error ends the whole start: its configuration, checkpoint
+  // or port is wrong. From now on every child that ends is started again: it has worked before.
   void started() { started_ = true; }
 
-  // Waits for signals: returns OK after SIGINT or SIGTERM, or the cause when a child says, before started(),
-  // that starting again cannot help. `on_restart(name, exit description)` is called for each child that died.
+  // Waits for signals: returns OK after SIGINT or SIGTERM, or the cause when a child failed before started().
+  // `on_restart(name, exit description)` is called for each child that ended and will be started again.
   // `tick` is called at least every tick_ms and ends the wait when it returns true.
   Status run(const std::function<void(const std::string&, const std::string&)>& on_restart,
              const std::function<bool()>& tick, int64_t tick_ms);

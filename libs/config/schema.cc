@@ -51,6 +51,10 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
         "Complaints of workers within peer_trouble_window_ms after which a shard is dead, lease or not.");
   f.integer<uint32_t>("peer_trouble_window_ms", o.peer_trouble_window_ms, 1, 3'600'000, "ms",
                       "See max_peer_troubles.");
+  f.integer<uint32_t>("step_timeout_ms", o.step_timeout_ms, 1, 86'400'000, "ms",
+                      "A worker that owes a step for so long, though every expert has a home, is dead.");
+  count("max_kv_blocks_per_worker", o.max_kv_blocks_per_worker, 268'435'456, "pages",
+        "Pages of KV cache a worker may announce; one with more is refused.");
   count("max_members", o.max_members, 65536, "members", "Workers and shards; more are refused.");
   count("max_gateways", o.max_gateways, 65536, "routers", "Routers; more are refused.");
   count("max_fenced_incarnations", o.max_fenced_incarnations, 10'000'000, "incarnations",
@@ -81,8 +85,8 @@ void scheduler_fields(FieldList& f, SchedulerConfig& c) {
 
 void router_fields(FieldList& f, RouterConfig& c) {
   f.section("router");
-  f.address("http_listen", c.http_listen, false, "Address of the OpenAI-compatible HTTP API.");
-  f.address("grpc_listen", c.grpc_listen, false, "Address of the gRPC API.");
+  f.address("http_listen", c.http_listen, true, "Address of the OpenAI-compatible HTTP API; empty: none.");
+  f.address("grpc_listen", c.grpc_listen, true, "Address of the gRPC API; empty: none.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
   f.integer<uint32_t>("max_requests", c.max_requests, 1, 1000000, "requests",
                       "Requests open at once; past it HTTP 429 and RESOURCE_EXHAUSTED.");

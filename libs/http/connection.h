@@ -89,8 +89,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void reading_too_slow();
   void writing_too_slow();
 
+  const std::shared_ptr<ServerState> state_;  // first: its context outlives the socket and the timer
   tcp::socket socket_;
-  std::shared_ptr<ServerState> state_;
   asio::steady_timer timer_;
   uint64_t timer_serial_ = 0;
   beast::flat_buffer buffer_;

@@ -40,8 +40,17 @@ void run_tasks(const Context& ctx, uint32_t count, const Body& body) {
 
 inline unsigned thread_count(const Context& ctx) { return ctx.pool == nullptr ? 1 : ctx.pool->threads(); }
 
+// Output rows a task of a matmul computes, a multiple of kRowBlock. A few tokens are bound by memory: long
+// runs of addresses there, so that fetching ahead pays.
+inline uint32_t rows_per_task(const Context& ctx, uint32_t rows, uint32_t m) {
+  if (m > 4) return kRowBlock;
+  const uint32_t tasks = thread_count(ctx) < 2 ? 1 : thread_count(ctx) * 2;
+  const uint32_t each = (rows + tasks - 1) / tasks;
+  return (each + kRowBlock - 1) / kRowBlock * kRowBlock;
+}
+
 // The parts of a matmul, for callers that have several to run in one go.
-MatmulArgs matmul_args(const WeightView& w, Elem x_elem, const void* x, size_t x_stride, uint32_t m, float* y,
-                       size_t y_stride);
+MatmulArgs matmul_args(const Context& ctx, const WeightView& w, Elem x_elem, const void* x, size_t x_stride,
+                       uint32_t m, float* y, size_t y_stride);
 
 }  // namespace conclave::kernels

@@ -50,7 +50,7 @@ int fail(const std::string& program, const Status& status) {
   const std::string message = message_of(status);
   const bool named = field.empty() || message.find(field) != std::string::npos;
   std::fprintf(stderr, "%s: %s%s\n", program.c_str(), named ? "" : (field + ": ").c_str(), message.c_str());
-  return 1;
+  return kExitCannotStart;
 }
 
 std::string json_text(const std::string& text) {
@@ -132,9 +132,16 @@ Status Service::write_ready_file(bool is_started) const {
 void Service::started(const std::vector<std::pair<std::string, std::string>>& addresses) {
   addresses_.insert(addresses_.end(), addresses.begin(), addresses.end());
   startup_.done();
-  std::string joined;
-  for (const auto& [what, address] : addresses_) joined += (joined.empty() ? "" : " ") + what + "=" + address;
-  log_info("started", {{"listening", joined}, {"pid", static_cast<int64_t>(getpid())}});
+  // One field an address, so that scripts can find a chosen port in the log too.
+  const auto field = [this](size_t i) { return LogField(addresses_[i].first, addresses_[i].second); };
+  const LogField pid("pid", static_cast<int64_t>(getpid()));
+  if (addresses_.size() >= 3) {
+    log_info("listening", {pid, field(0), field(1), field(2)});
+  } else if (addresses_.size() == 2) {
+    log_info("listening", {pid, field(0), field(1)});
+  } else {
+    log_info("listening", {pid, field(0)});
+  }
   if (Status written = write_ready_file(true); !written.ok())
     log_error("no ready file", {{"cause", written}});
 }
@@ -176,7 +183,7 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     std::fprintf(stderr, "%s: %s; --help lists the flags\n", spec.program.c_str(), error.what());
-    return 2;
+    return kExitCannotStart;
   }
 
   // Every thread inherits this: signals are taken by sigwait alone, and a closed socket is an error, not an

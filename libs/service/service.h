@@ -75,8 +75,12 @@ class Service {
   std::vector<std::pair<std::string, std::string>> addresses_;
 };
 
+// The exit code of a service that can't start as it was told to: wrong flags or configuration, a port in use,
+// a broken checkpoint. Starting it again does not help.
+inline constexpr int kExitCannotStart = 2;
+
 // The whole of main(): parses flags, reads the configuration, sets up logs and signals, runs `body`. Returns
-// the exit code: 0, or 1 with one readable line on stderr; 2 for wrong flags.
+// the exit code: 0, or kExitCannotStart with one readable line on stderr.
 int run_service(int argc, char** argv, const ServiceSpec& spec, const std::function<Status(Service&)>& body);
 
 // Threads to compute with: what is configured, or the cores this process may use.

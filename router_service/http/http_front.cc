@@ -11,6 +11,8 @@ namespace conclave::router {
 namespace json = boost::json;
 namespace {
 
+constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
+
 using gateway::Gateway;
 using gateway::Generation;
 using gateway::Update;
@@ -176,7 +178,25 @@ class HttpFrontImpl : public HttpFront {
     if (models)
       return reply(route, *exchange, list_models(path == kModels ? "" : path.substr(kModels.size() + 1)));
 
-    auto parsed = chat ? parse_chat_completion(request.body) : parse_completion(request.body);
+    if (request.body.size() <= kLargeBody)
+      return generate(route, std::move(exchange), parse(chat, request.body));
+    // Parsing a large body takes long enough to hold up other streams of this thread.
+    const auto body = std::make_shared<const std::string>(std::move(request.body));
+    const bool taken = gateway_.run_on_text_thread([this, chat, body, exchange, r = std::string(route)] {
+      auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse(chat, *body));
+      exchange->post([this, r, exchange, parsed] { generate(r, exchange, std::move(*parsed)); });
+    });
+    if (!taken)
+      reply(route, *exchange,
+            error_response(resource_exhausted("too many requests wait to be read; retry later")));
+  }
+
+  static StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) {
+    return chat ? parse_chat_completion(body) : parse_completion(body);
+  }
+
+  void generate(std::string_view route, std::shared_ptr<http::Exchange> exchange,
+                StatusOr<OpenAiRequest> parsed) {
     if (!parsed.ok()) return reply(route, *exchange, error_response(parsed.status()));
     auto answer = std::make_shared<Answer>(std::move(exchange), *parsed, gateway_,
                                            [this, r = std::string(route)](int status) { count(r, status); });

@@ -83,7 +83,7 @@ Actions SchedulerCore::on_event(Event event, TimePoint now) {
   forgive_own_stall(now);
   last_now_ = now;
   std::visit([&](auto& e) { handle(e, now); }, event);
-  publish_placements();
+  publish_placements(now);
   update_fleet();
   return std::move(actions_);
 }
@@ -102,13 +102,13 @@ Actions SchedulerCore::plan(TimePoint now) {
   return std::move(actions_);
 }
 
-std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimePoint) {
+std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimePoint now) {
   const auto it = workers_.find(incarnation);
   if (it == workers_.end()) return std::nullopt;
   // Without a home for every expert a step could not complete; a suspect gets no new work. Ends may always
   // go.
   const bool ends_only = members_.find(incarnation)->suspect || !placement_.active_complete();
-  auto step = it->second.plan(ends_only);
+  auto step = it->second.plan(ends_only, now);
   if (step) {
     ++counters_.steps_planned;
     counters_.prefill_tokens += it->second.last_plan().prefill_tokens;
@@ -118,7 +118,14 @@ std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimeP
 }
 
 TimePoint SchedulerCore::next_timer() const {
-  return std::min({members_.next_timer(), placement_.next_timer(), requests_.next_timer()});
+  TimePoint next = std::min({members_.next_timer(), placement_.next_timer(), requests_.next_timer()});
+  if (!placement_.active_complete()) return next;
+  for (const auto& [incarnation, worker] : workers_) {
+    if (worker.owing_since() != kNever) {
+      next = std::min(next, worker.owing_since() + options_.step_timeout_ms * kMillisecond);
+    }
+  }
+  return next;
 }
 
 Status SchedulerCore::check_capacity(const AcceptedRequest& request) const {
@@ -274,7 +281,7 @@ void SchedulerCore::admit() {
 
 void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint now) {
   WorkerPlanner& worker = workers_.at(member.hello.incarnation);
-  StatusOr<StepOutcome> outcome = worker.on_result(result);
+  StatusOr<StepOutcome> outcome = worker.on_result(result, now);
   if (!outcome.ok()) {
     ++counters_.protocol_violations;
     lose_member(member.session, annotate(outcome.status(), member.hello.name + " broke the protocol"), true,

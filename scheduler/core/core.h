@@ -67,7 +67,7 @@ class SchedulerCore {
   // Sends what the gateway has not seen; forgets a request whose end was sent: the reference may dangle
   // afterwards.
   void flush(Request& request);
-  void publish_placements();
+  void publish_placements(TimePoint now);
   void update_fleet();
   Welcome welcome() const;
   template <class T>

@@ -143,21 +143,29 @@ void SchedulerCore::forgive_own_stall(TimePoint now) {
   timer_due_ = kNever;
   if (late < options_.lease_ms * kMillisecond / 2) return;
   members_.extend_leases(late);
+  for (auto& [incarnation, worker] : workers_) worker.forgive(now);
   ++counters_.stalls_forgiven;
 }
 
 void SchedulerCore::run_timers(TimePoint now) {
   std::vector<DeadMember> dead;
   counters_.members_suspected += members_.check_leases(now, dead);
+  const auto also_dead = [&](Incarnation incarnation, const std::string& what, uint32_t limit_ms) {
+    const Member* member = members_.find(incarnation);
+    if (member == nullptr) return;
+    for (const DeadMember& listed : dead) {
+      if (listed.session == member->session) return;
+    }
+    dead.push_back({member->session, deadline_exceeded(member->hello.name + what + " in " +
+                                                       std::to_string(limit_ms) + " ms")});
+  };
   for (const Incarnation shard : placement_.overdue(now)) {
-    const Member* member = members_.find(shard);
-    if (member == nullptr) continue;
-    const bool listed = std::any_of(dead.begin(), dead.end(),
-                                    [&](const DeadMember& d) { return d.session == member->session; });
-    if (listed) continue;
-    dead.push_back(
-        {member->session, deadline_exceeded(member->hello.name + " did not get ready for its experts in " +
-                                            std::to_string(options_.placement_ready_timeout_ms) + " ms")});
+    also_dead(shard, " did not get ready for its experts", options_.placement_ready_timeout_ms);
+  }
+  for (const auto& [incarnation, worker] : workers_) {
+    if (!placement_.active_complete() || worker.owing_since() == kNever) continue;
+    if (now - worker.owing_since() < options_.step_timeout_ms * kMillisecond) continue;
+    also_dead(incarnation, " did not finish a step", options_.step_timeout_ms);
   }
   for (const DeadMember& member : dead) lose_member(member.session, member.cause, true, now);
   placement_.on_time(now);
@@ -174,8 +182,12 @@ void SchedulerCore::run_timers(TimePoint now) {
   }
 }
 
-void SchedulerCore::publish_placements() {
+void SchedulerCore::publish_placements(TimePoint now) {
   for (PlacementOut& out : placement_.take()) {
+    // Steps may have been held for want of homes: their time begins with the placement that gives them.
+    if (out.to_workers) {
+      for (auto& [incarnation, worker] : workers_) worker.forgive(now);
+    }
     ++counters_.placements_published;
     for (const auto& [session, member] : members_.all()) {
       const bool shard = member.hello.role == Role::kExpert;
@@ -249,6 +261,7 @@ StatusSnapshot SchedulerCore::status() const {
     snapshot.members.push_back(std::move(entry));
   }
   for (const auto& [session, hello] : gateways_) {
+    if (!hello.incarnation) continue;  // in-process: no process of its own to show
     MemberSnapshot entry;
     entry.role = Role::kRouter;
     entry.name = hello.name;

@@ -7,6 +7,11 @@
 namespace conclave::scheduler {
 namespace {
 
+// What a peer may make us keep: of placements (the largest published model has 15,872 experts) and of names.
+constexpr uint64_t kMaxExperts = 1'000'000;
+constexpr size_t kMaxNameBytes = 1024;
+constexpr size_t kMaxAddressBytes = 65536;
+
 std::string_view role_name(Role role) {
   switch (role) {
     case Role::kRouter:
@@ -58,8 +63,21 @@ Status Membership::check(const Hello& hello) const {
     return invalid_field("num_layers", "num_layers, num_experts, max_positions and vocab_size must be given");
   }
   if (hello.num_experts > 65535) return invalid_field("num_experts", "more than 65535 experts a layer");
+  if (static_cast<uint64_t>(hello.num_layers) * hello.num_experts > kMaxExperts) {
+    return invalid_field("num_layers", "more than " + std::to_string(kMaxExperts) + " experts in all layers");
+  }
+  if (hello.name.size() > kMaxNameBytes) return invalid_field("name", "too long");
+  if (hello.transport_address.size() > kMaxAddressBytes)
+    return invalid_field("transport_address", "too long");
+  if (hello.numerics_id.size() > kMaxNameBytes) return invalid_field("numerics_id", "too long");
+  if (hello.model_fingerprint.size() > kMaxNameBytes) return invalid_field("model_fingerprint", "too long");
   if (hello.role == Role::kAttention && hello.kv_blocks == 0) {
     return invalid_field("kv_blocks", "an attention worker needs at least one page of KV cache");
+  }
+  if (hello.kv_blocks > options_.max_kv_blocks_per_worker) {
+    return invalid_field("kv_blocks", std::to_string(hello.kv_blocks) + " pages are more than " +
+                                          std::to_string(options_.max_kv_blocks_per_worker) +
+                                          " (max_kv_blocks_per_worker)");
   }
   if (hello.role == Role::kExpert && hello.transport_address.empty()) {
     return invalid_field("transport_address", "an expert shard needs one");

@@ -21,6 +21,8 @@ Status SchedulerOptions::validate() const {
   RETURN_IF_ERROR(at_least_one("steps_in_flight", steps_in_flight));
   RETURN_IF_ERROR(at_least_one("lease_ms", lease_ms));
   RETURN_IF_ERROR(at_least_one("max_peer_troubles", max_peer_troubles));
+  RETURN_IF_ERROR(at_least_one("step_timeout_ms", step_timeout_ms));
+  RETURN_IF_ERROR(at_least_one("max_kv_blocks_per_worker", max_kv_blocks_per_worker));
   RETURN_IF_ERROR(at_least_one("max_members", max_members));
   RETURN_IF_ERROR(at_least_one("max_gateways", max_gateways));
   RETURN_IF_ERROR(at_least_one("max_fenced_incarnations", max_fenced_incarnations));

@@ -30,8 +30,12 @@ struct SchedulerOptions {
   uint32_t lease_ms = 500;
   uint32_t dead_after_ms = 5'000;
   uint32_t dead_after_trouble_ms = 2'000;
-  uint32_t max_peer_troubles = 20;
+  uint32_t max_peer_troubles = 12;
   uint32_t peer_trouble_window_ms = 10'000;
+  // A worker that owes a step for so long, while every expert had a home, is dead however well its lease is
+  // kept.
+  uint32_t step_timeout_ms = 600'000;
+  uint32_t max_kv_blocks_per_worker = 16'777'216;  // believed of a hello; bounds what is kept for a worker
   uint32_t max_members = 1'024;
   uint32_t max_gateways = 256;
   uint32_t max_fenced_incarnations = 4'096;  // beyond it the oldest are covered by their start time

@@ -80,7 +80,7 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
   plan.slices.push_back(std::move(slice));
 }
 
-std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only) {
+std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
   if (in_flight_.size() >= limits_.steps_in_flight) return std::nullopt;
   BatchPlan plan;
   Step step;
@@ -110,6 +110,7 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only) {
   plan.step = step.id = StepId(next_step_++);
   plan.ends = step.ends = std::move(pending_ends_);
   pending_ends_.clear();
+  if (in_flight_.empty()) owing_since_ = now;
   in_flight_.push_back(std::move(step));
   last_plan_ = counts;
   return plan;
@@ -161,10 +162,11 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
   return OkStatus();
 }
 
-StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result) {
+StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoint now) {
   RETURN_IF_ERROR(check_result(result));
   const Step step = std::move(in_flight_.front());
   in_flight_.pop_front();
+  owing_since_ = now;
   StepOutcome outcome;
   for (const SampledToken& token : result.sampled) {
     Sequence& seq = sequences_.at(token.seq);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "libs/base/clock.h"
 #include "libs/base/ids.h"
 #include "libs/base/status.h"
 #include "libs/model/plan.h"
@@ -56,11 +57,15 @@ class WorkerPlanner {
 
   // The next plan, or nullopt when the worker holds enough steps or there is nothing to say. Decodes first,
   // then prefill in order of admission. With `ends_only` no slices are planned.
-  std::optional<BatchPlan> plan(bool ends_only);
+  std::optional<BatchPlan> plan(bool ends_only, TimePoint now);
 
   // Retires the oldest step. An error means that the worker broke the protocol: nothing was changed, and the
   // worker must not be used further.
-  StatusOr<StepOutcome> on_result(const StepResult& result);
+  StatusOr<StepOutcome> on_result(const StepResult& result, TimePoint now);
+  // Since when the worker owes the step it must report next; kNever: it owes none.
+  TimePoint owing_since() const { return in_flight_.empty() ? kNever : owing_since_; }
+  // The time in which it could not have finished does not count.
+  void forgive(TimePoint now) { owing_since_ = now; }
 
   const KvPool& pool() const { return pool_; }
   // Sequences that get slices.
@@ -101,6 +106,7 @@ class WorkerPlanner {
   std::vector<SeqId> pending_ends_;
   std::deque<Step> in_flight_;
   uint64_t next_step_ = 1;
+  TimePoint owing_since_ = 0;
   PlanCounts last_plan_;
 };
 

@@ -51,6 +51,7 @@ TEST_F(SupervisorTest, RestartsWhatDiesAndSaysHow) {
 
 TEST_F(SupervisorTest, BackOffGrows) {
   Supervisor supervisor({.backoff_min_ms = 40, .backoff_max_ms = 80});
+  supervisor.started();
   ASSERT_TRUE(supervisor.start(shell("child", "exit 1")).ok());
   int restarts = 0;
   const TimePoint start = steady_now();
@@ -59,14 +60,14 @@ TEST_F(SupervisorTest, BackOffGrows) {
   EXPECT_GE(steady_now() - start, 200 * kMillisecond);
 }
 
-TEST_F(SupervisorTest, AUsageErrorIsFinalAndShowsTheChildsOwnLine) {
+TEST_F(SupervisorTest, AFailedStartIsFinalAndShowsTheChildsOwnLine) {
   Supervisor supervisor({});
-  ASSERT_TRUE(supervisor.start(shell("child", "echo noise; echo the port is taken; exit 2")).ok());
+  ASSERT_TRUE(supervisor.start(shell("child", "echo noise; echo the port is taken; exit 1")).ok());
   const Status status = supervisor.run([](auto&, auto&) { ADD_FAILURE(); }, [] { return false; }, 1000);
   EXPECT_EQ(message_of(status), "child cannot start: the port is taken");
 }
 
-TEST_F(SupervisorTest, AUsageErrorAfterTheStartIsRetried) {
+TEST_F(SupervisorTest, AnErrorAfterTheStartIsRetried) {
   Supervisor supervisor({});
   supervisor.started();
   ASSERT_TRUE(supervisor.start(shell("child", "exit 2")).ok());

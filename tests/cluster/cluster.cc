@@ -100,6 +100,24 @@ void ProcessCluster::start_shard(size_t index) {
   shards[index] = Process::start("conclave-expert", member_arguments(name), log_path(name));
 }
 
+void ProcessCluster::start_router() {
+  std::filesystem::remove(ready_path("router"));
+  router = Process::start("conclave-router",
+                          {"--model", ClusterEnvironment::model(), "--scheduler", scheduler_address_,
+                           "--http-listen", http_address_.empty() ? "127.0.0.1:0" : http_address_,
+                           "--grpc-listen", grpc_address_.empty() ? "127.0.0.1:0" : grpc_address_,
+                           "--ops-listen", "127.0.0.1:0", "--ready-file", ready_path("router")},
+                          log_path("router"));
+  std::map<std::string, std::string> ready;
+  EXPECT_TRUE(eventually([&] {
+    ready = read_ready_file(ready_path("router"));
+    return !ready.empty() || !router.running();
+  }));
+  ASSERT_FALSE(ready["http"].empty()) << router.log();
+  http_address_ = ready["http"];
+  grpc_address_ = ready["grpc"];
+}
+
 std::string ProcessCluster::ops(const std::string& process) {
   std::map<std::string, std::string> ready;
   EXPECT_TRUE(eventually([&] {
@@ -124,6 +142,7 @@ std::string ProcessCluster::unexpected_ends() {
   };
   look("scheduler", scheduler);
   look("worker", worker);
+  if (router.pid() > 0) look("router", router);
   for (Process& shard : shards) look("shard", shard);
   return out;
 }

@@ -40,9 +40,12 @@ class ProcessCluster {
   void start_scheduler();
   void start_worker();
   void start_shard(size_t index);
+  // On the same ports as before, if there were any; returns when it listens.
+  void start_router();
   // Until the gateway sees a fleet that can serve.
   ::testing::AssertionResult wait_ready();
   std::string scheduler_address() const { return scheduler_address_; }
+  std::string http_address() const { return http_address_; }
   // host:port of the operations server.
   std::string ops(const std::string& process);
   // Everything that ended though nobody ended it, with its log; empty: nothing.
@@ -50,7 +53,7 @@ class ProcessCluster {
 
   std::shared_ptr<PendingCompletion> submit(AcceptedRequest request);
 
-  Process scheduler, worker;
+  Process scheduler, worker, router;
   std::vector<Process> shards;
   std::unique_ptr<rpc::SchedulerClient> gateway;
 
@@ -61,7 +64,7 @@ class ProcessCluster {
 
   const std::vector<std::string> scheduler_arguments_;
   const std::string prefix_;
-  std::string scheduler_address_;
+  std::string scheduler_address_, http_address_, grpc_address_;
   int starts_ = 0;
 };
 

@@ -11,9 +11,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "libs/base/check.h"
@@ -146,17 +148,33 @@ std::map<std::string, std::string> read_ready_file(const std::string& path) {
   return out;
 }
 
-StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path) {
+namespace {
+
+// The payload of a chunked body; INTERNAL when the chunks are not whole.
+StatusOr<std::string> dechunk(std::string_view body) {
+  std::string out;
+  for (;;) {
+    const size_t line = body.find("\r\n");
+    if (line == std::string_view::npos) return internal_error("the answer ends inside a chunk header");
+    const size_t size = std::strtoul(std::string(body.substr(0, line)).c_str(), nullptr, 16);
+    body.remove_prefix(line + 2);
+    if (size == 0) return out;
+    if (body.size() < size + 2) return internal_error("the answer ends inside a chunk");
+    out += body.substr(0, size);
+    body.remove_prefix(size + 2);
+  }
+}
+
+StatusOr<HttpAnswer> exchange(const std::string& address, const std::string& request, Nanos limit) {
   ASSIGN_OR_RETURN(const HostPort to, parse_host_port(address));
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return internal_error("no socket");
-  timeval limit{5, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  timeval wait{static_cast<time_t>(limit / kSecond), 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
   sockaddr_in peer{};
   peer.sin_family = AF_INET;
   peer.sin_port = htons(to.port);
   inet_pton(AF_INET, to.host.c_str(), &peer.sin_addr);
-  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
   std::string answer;
   bool sent = connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0 &&
               send(fd, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size());
@@ -166,8 +184,30 @@ StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& pat
   }
   close(fd);
   const size_t body = answer.find("\r\n\r\n");
-  if (answer.size() < 12 || body == std::string::npos) return unavailable("no answer from " + address + path);
-  return HttpAnswer{std::atoi(answer.c_str() + 9), answer.substr(body + 4)};
+  if (answer.size() < 12 || body == std::string::npos) return unavailable("no answer from " + address);
+  HttpAnswer out{std::atoi(answer.c_str() + 9), answer.substr(body + 4)};
+  std::string head = answer.substr(0, body);
+  for (char& c : head) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (head.find("transfer-encoding: chunked") != std::string::npos) {
+    ASSIGN_OR_RETURN(out.body, dechunk(out.body));
+  }
+  return out;
+}
+
+}  // namespace
+
+StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path) {
+  return exchange(address, "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",
+                  5 * kSecond);
+}
+
+StatusOr<HttpAnswer> http_post(const std::string& address, const std::string& path, const std::string& json,
+                               Nanos limit) {
+  return exchange(address,
+                  "POST " + path +
+                      " HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json" +
+                      "\r\nContent-Length: " + std::to_string(json.size()) + "\r\n\r\n" + json,
+                  limit);
 }
 
 }  // namespace conclave

@@ -51,5 +51,8 @@ struct HttpAnswer {
   std::string body;
 };
 StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path);
+// POST of a JSON body, on a connection of its own; the body of the answer without its chunk headers.
+StatusOr<HttpAnswer> http_post(const std::string& address, const std::string& path, const std::string& json,
+                               Nanos limit);
 
 }  // namespace conclave

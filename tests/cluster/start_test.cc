@@ -43,7 +43,7 @@ TEST(StartTest, AnUnknownKeyIsOneLine) {
   std::ofstream(config) << "scheduler:\n  lisen: 127.0.0.1:0\n";
   for (const char* service : kServices) {
     const Refused refused(service, {"--config", config});
-    EXPECT_EQ(refused.code, 1) << service;
+    EXPECT_EQ(refused.code, 2) << service;
     EXPECT_EQ(refused.count, 1) << refused.text;
     EXPECT_THAT(refused.text,
                 AllOf(HasSubstr(std::string(service) + ": " + config + ":2: unknown key 'scheduler.lisen'"),
@@ -72,12 +72,12 @@ TEST(StartTest, APortInUseIsOneLine) {
   ASSERT_TRUE(eventually([&] { return !read_ready_file(ready).empty(); })) << first.log();
   auto addresses = read_ready_file(ready);
   const Refused grpc("conclave-scheduler", {"--listen", addresses["grpc"], "--ops-listen", "127.0.0.1:0"});
-  EXPECT_EQ(grpc.code, 1);
+  EXPECT_EQ(grpc.code, 2);
   EXPECT_EQ(grpc.count, 1) << grpc.text;
   EXPECT_THAT(grpc.text,
               AllOf(HasSubstr("cannot listen on " + addresses["grpc"]), HasSubstr("scheduler.listen")));
   const Refused ops("conclave-scheduler", {"--listen", "127.0.0.1:0", "--ops-listen", addresses["ops"]});
-  EXPECT_EQ(ops.code, 1);
+  EXPECT_EQ(ops.code, 2);
   EXPECT_EQ(ops.count, 1) << ops.text;
   EXPECT_THAT(ops.text, AllOf(HasSubstr(addresses["ops"]), HasSubstr("scheduler.ops_listen")));
   EXPECT_TRUE(first.running());
@@ -86,10 +86,10 @@ TEST(StartTest, APortInUseIsOneLine) {
 TEST(StartTest, AMissingOrBrokenCheckpointIsOneLine) {
   for (const char* service : {"conclave-attention", "conclave-expert"}) {
     const Refused none(service, {"--ops-listen", "127.0.0.1:0"});
-    EXPECT_EQ(none.code, 1);
+    EXPECT_EQ(none.code, 2);
     EXPECT_THAT(none.text, HasSubstr("model.path is not set"));
     const Refused missing(service, {"--model", "/nowhere", "--ops-listen", "127.0.0.1:0"});
-    EXPECT_EQ(missing.code, 1);
+    EXPECT_EQ(missing.code, 2);
     EXPECT_EQ(missing.count, 1) << missing.text;
     EXPECT_THAT(missing.text, AllOf(HasSubstr("model.path"), HasSubstr("/nowhere")));
   }
@@ -101,7 +101,7 @@ TEST(StartTest, AMissingOrBrokenCheckpointIsOneLine) {
     }
   }
   const Refused truncated("conclave-expert", {"--model", broken, "--ops-listen", "127.0.0.1:0"});
-  EXPECT_EQ(truncated.code, 1);
+  EXPECT_EQ(truncated.code, 2);
   EXPECT_THAT(truncated.text, AllOf(HasSubstr("model.path"), HasSubstr(".safetensors")));
 }
 

@@ -15,7 +15,7 @@ bool cpu_supports(Isa isa) {
       return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl");
     case Isa::kAvx512Bf16:
-      return __builtin_cpu_supports("avx512bf16");
+      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("gfni");
   }
   return false;
 }

@@ -7,15 +7,19 @@
 #include "libs/base/float_bits.h"
 
 namespace conclave::reference {
+namespace {
+
+double dot(const double* a, const double* b, uint32_t n) {
+  double sum = 0;
+  for (uint32_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+}  // namespace
 
 std::vector<double> Matrix::operator()(std::span<const double> x) const {
   std::vector<double> y(rows);
-  for (uint32_t r = 0; r < rows; ++r) {
-    const double* w = values.data() + size_t{r} * cols;
-    double sum = 0;
-    for (uint32_t c = 0; c < cols; ++c) sum += w[c] * x[c];
-    y[r] = sum;
-  }
+  for (uint32_t r = 0; r < rows; ++r) y[r] = dot(values.data() + size_t{r} * cols, x.data(), cols);
   return y;
 }
 
@@ -134,15 +138,16 @@ std::vector<double> Sequence::attention(uint32_t layer, std::span<const double> 
     const size_t qo = size_t{h} * s.head_dim;
     const size_t ko = size_t{h / heads_per_kv} * s.head_dim;
     std::vector<double> p(position_ + 1);
-    for (uint32_t t = 0; t <= position_; ++t) {
-      for (uint32_t i = 0; i < s.head_dim; ++i) p[t] += q[qo + i] * keys_[layer][t][ko + i];
-      p[t] *= scale;
-    }
+    for (uint32_t t = 0; t <= position_; ++t)
+      p[t] = scale * dot(q.data() + qo, keys_[layer][t].data() + ko, s.head_dim);
     const double top = *std::max_element(p.begin(), p.end());
     double sum = 0;
     for (double& v : p) sum += v = std::exp(v - top);
     for (uint32_t t = 0; t <= position_; ++t) {
-      for (uint32_t i = 0; i < s.head_dim; ++i) out[qo + i] += p[t] / sum * values_[layer][t][ko + i];
+      const double weight = p[t] / sum;
+      const double* v = values_[layer][t].data() + ko;
+      double* o = out.data() + qo;
+      for (uint32_t i = 0; i < s.head_dim; ++i) o[i] += weight * v[i];
     }
   }
   return w.o(rounded(std::move(out)));

@@ -10,7 +10,9 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(Hello, AMemberThatDiffersFromTheFleetIsRefusedByName) {
-  Harness h;
+  SchedulerOptions options;
+  options.max_kv_blocks_per_worker = 1000;
+  Harness h(options);
   h.make_ready();
   const auto refused = [&](void (*change)(Hello&)) {
     static uint64_t next = 300;
@@ -30,7 +32,12 @@ TEST(Hello, AMemberThatDiffersFromTheFleetIsRefusedByName) {
   EXPECT_THAT(refused([](Hello& x) { x.transport_address.clear(); }), HasSubstr("needs one"));
   EXPECT_THAT(refused([](Hello& x) { x.role = Role::kAttention; }), HasSubstr("page"));
   EXPECT_THAT(refused([](Hello& x) { x.incarnation = Incarnation(201); }), HasSubstr("new one"));
-  EXPECT_EQ(h.core.metrics().members_refused, 8u);
+  EXPECT_THAT(refused([](Hello& x) { x.num_layers = x.num_experts = 65535; }),
+              HasSubstr("experts in all layers"));
+  EXPECT_THAT(refused([](Hello& x) { x.role = Role::kAttention, x.kv_blocks = 1001; }),
+              HasSubstr("max_kv_blocks_per_worker"));
+  EXPECT_THAT(refused([](Hello& x) { x.name.assign(5000, 'x'); }), HasSubstr("too long"));
+  EXPECT_EQ(h.core.metrics().members_refused, 11u);
 }
 
 TEST(Hello, TheFirstMessageMustBeOne) {
@@ -233,6 +240,37 @@ TEST(Placement, AShardThatNeverGetsReadyIsDeclaredDead) {
   EXPECT_THAT(h.refusals[b], HasSubstr("did not get ready"));
   h.ready_all();
   EXPECT_TRUE(h.workers[h.worker].placement.complete());
+}
+
+TEST(Lease, AWorkerThatNeverFinishesAStepIsDeadHoweverWellItsLeaseIsKept) {
+  SchedulerOptions options;
+  options.step_timeout_ms = 2000;
+  Harness h(options);
+  h.make_ready();
+  const AcceptedRequest r = Harness::request(1, 8, 30);
+  h.submit(r);
+  h.step(h.worker);
+  const auto pass = [&](Nanos time) {
+    for (Nanos t = 0; t < time; t += 200 * kMillisecond) {
+      h.advance(200 * kMillisecond);
+      h.heartbeat_all();
+    }
+  };
+  // Steps that wait for a home of their experts are no fault of the worker.
+  const SessionId shard = h.sessions[Incarnation(201)];
+  h.event(MemberLost{shard, unavailable("killed")});
+  h.closed[shard] = unavailable("killed");
+  pass(5 * kSecond);
+  EXPECT_FALSE(h.closed.contains(h.worker));
+  h.join_shard(202);
+  pass(1800 * kMillisecond);
+  EXPECT_FALSE(h.closed.contains(h.worker));
+  pass(400 * kMillisecond);
+  EXPECT_TRUE(h.closed.contains(h.worker));
+  EXPECT_THAT(h.refusals[h.worker], HasSubstr("did not finish a step in 2000 ms"));
+  h.join_worker(102);
+  h.run_all();
+  EXPECT_EQ(h.tokens(1), oracle_answer(r.prompt, r.sampling));
 }
 
 struct BadResult {

@@ -1,0 +1,146 @@
+#include "bench/kernels/limits.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace conclave::bench {
+namespace {
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+template <class F>
+double median_seconds(int rounds, F&& f) {
+  std::vector<double> t;
+  for (int i = 0; i < rounds; ++i) {
+    const double start = seconds();
+    f();
+    t.push_back(seconds() - start);
+  }
+  std::nth_element(t.begin(), t.begin() + rounds / 2, t.end());
+  return t[rounds / 2];
+}
+
+std::atomic<uint64_t> sink;
+
+__attribute__((target("avx512f"))) uint64_t sum512(const std::byte* p, size_t bytes) {
+  __m512i s[8];
+  for (auto& v : s) v = _mm512_setzero_si512();
+  for (size_t i = 0; i + 512 <= bytes; i += 512) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) s[j] = _mm512_add_epi64(s[j], _mm512_loadu_si512(p + i + j * 64));
+  }
+  for (int j = 1; j < 8; ++j) s[0] = _mm512_add_epi64(s[0], s[j]);
+  alignas(64) uint64_t out[8];
+  _mm512_store_si512(out, s[0]);
+  return out[0] + out[1];
+}
+uint64_t sum64(const std::byte* p, size_t bytes) {
+  uint64_t s[4] = {};
+  for (size_t i = 0; i + 32 <= bytes; i += 32)
+    for (int j = 0; j < 4; ++j) {
+      uint64_t v;
+      __builtin_memcpy(&v, p + i + j * 8, 8);
+      s[j] += v;
+    }
+  return s[0] + s[1] + s[2] + s[3];
+}
+
+constexpr long kIterations = 400'000;
+constexpr int kChains = 24;
+
+__attribute__((target("avx512f,avx512bf16"))) float dot_loop() {
+  __m512 acc[kChains];
+  for (auto& v : acc) v = _mm512_setzero_ps();
+  const auto x = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+  for (long i = 0; i < kIterations; ++i) {
+#pragma GCC unroll 32
+    for (int j = 0; j < kChains; ++j) {
+      acc[j] = _mm512_dpbf16_ps(acc[j], x, x);
+      asm volatile("" : "+v"(acc[j]));
+    }
+  }
+  for (int j = 1; j < kChains; ++j) acc[0] = _mm512_add_ps(acc[0], acc[j]);
+  return _mm512_cvtss_f32(acc[0]);
+}
+__attribute__((target("avx512f"))) float fma512_loop() {
+  __m512 acc[kChains];
+  for (auto& v : acc) v = _mm512_setzero_ps();
+  const __m512 x = _mm512_set1_ps(1.0f);
+  for (long i = 0; i < kIterations; ++i) {
+#pragma GCC unroll 32
+    for (int j = 0; j < kChains; ++j) {
+      acc[j] = _mm512_fmadd_ps(x, x, acc[j]);
+      asm volatile("" : "+v"(acc[j]));
+    }
+  }
+  for (int j = 1; j < kChains; ++j) acc[0] = _mm512_add_ps(acc[0], acc[j]);
+  return _mm512_cvtss_f32(acc[0]);
+}
+__attribute__((target("avx2,fma"))) float fma256_loop() {
+  constexpr int kFew = 12;
+  __m256 acc[kFew];
+  for (auto& v : acc) v = _mm256_setzero_ps();
+  const __m256 x = _mm256_set1_ps(1.0f);
+  for (long i = 0; i < kIterations * 2; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kFew; ++j) {
+      acc[j] = _mm256_fmadd_ps(x, x, acc[j]);
+      asm volatile("" : "+x"(acc[j]));
+    }
+  }
+  for (int j = 1; j < kFew; ++j) acc[0] = _mm256_add_ps(acc[0], acc[j]);
+  return _mm256_cvtss_f32(acc[0]);
+}
+
+template <class F>
+double flops(ThreadPool& pool, int rounds, double per_call, F loop) {
+  const unsigned n = pool.threads();
+  const double t = median_seconds(
+      rounds, [&] { pool.parallel_for(n, [&](uint32_t) { sink += static_cast<uint64_t>(loop()); }); });
+  return per_call * n / t;
+}
+
+}  // namespace
+
+std::vector<std::byte>& big_buffer() {
+  static std::vector<std::byte> buffer = [] {
+    std::vector<std::byte> b(size_t{1} << 30);
+    for (size_t i = 0; i < b.size(); i += 8) {
+      const uint64_t v = (i * 0x9e3779b97f4a7c15ull) ^ (i >> 7);
+      __builtin_memcpy(&b[i], &v, 8);
+    }
+    return b;
+  }();
+  return buffer;
+}
+
+double read_bandwidth(ThreadPool& pool, int rounds) {
+  const auto& buffer = big_buffer();
+  constexpr size_t kPiece = size_t{16} << 20;
+  const bool wide = __builtin_cpu_supports("avx512f");
+  const double t = median_seconds(rounds, [&] {
+    pool.parallel_for(static_cast<uint32_t>(buffer.size() / kPiece), [&](uint32_t i) {
+      sink += wide ? sum512(&buffer[i * kPiece], kPiece) : sum64(&buffer[i * kPiece], kPiece);
+    });
+  });
+  return static_cast<double>(buffer.size()) / t;
+}
+
+double fma_peak(ThreadPool& pool, int rounds) {
+  if (__builtin_cpu_supports("avx512f"))
+    return flops(pool, rounds, 32.0 * kChains * kIterations, [] { return fma512_loop(); });
+  return flops(pool, rounds, 16.0 * 12 * 2 * kIterations, [] { return fma256_loop(); });
+}
+
+double dot_peak(ThreadPool& pool, int rounds) {
+  if (!__builtin_cpu_supports("avx512bf16")) return fma_peak(pool, rounds);
+  return flops(pool, rounds, 64.0 * kChains * kIterations, [] { return dot_loop(); });
+}
+
+}  // namespace conclave::bench

@@ -1,0 +1,176 @@
+// The whole cluster as its users see it: HTTP in front of separate processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <map>
+#include <thread>
+
+#include "tests/cluster/cluster.h"
+
+namespace conclave {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Nanos kLimit = 120 * kSecond;
+
+const auto* const g_environment = ::testing::AddGlobalTestEnvironment(new ClusterEnvironment);
+
+std::string body_of(uint32_t number, uint32_t max_tokens, bool stream) {
+  const AcceptedRequest request = numbered_request(number, max_tokens);
+  std::string ids;
+  for (TokenId token : request.prompt) ids += (ids.empty() ? "" : ",") + std::to_string(token);
+  return "{\"prompt\":[" + ids + "],\"max_tokens\":" + std::to_string(max_tokens) +
+         ",\"ignore_eos\":true,\"seed\":" + std::to_string(number) +
+         ",\"temperature\":" + (number % 2 == 0 ? "0" : "0.9") + (stream ? ",\"stream\":true}" : "}");
+}
+
+// The values of every "text" member, joined: one for a whole answer, many for a stream.
+std::string text_of(const std::string& body) {
+  std::string out;
+  const std::string key = "\"text\":\"";
+  for (size_t at = body.find(key); at != std::string::npos; at = body.find(key, at)) {
+    at += key.size();
+    while (at < body.size() && body[at] != '"') {
+      if (body[at] == '\\') out += body[at++];
+      out += body[at++];
+    }
+  }
+  return out;
+}
+
+// What is wrong with an answer, or its text.
+std::string complete(const std::string& address, uint32_t number, uint32_t max_tokens, bool stream) {
+  auto answer = http_post(address, "/v1/completions", body_of(number, max_tokens, stream), kLimit);
+  if (!answer.ok()) return "failed: " + message_of(answer.status());
+  if (answer->code != 200) return "failed: " + std::to_string(answer->code) + " " + answer->body;
+  if (stream && answer->body.find("data: [DONE]") == std::string::npos)
+    return "failed: no end: " + answer->body;
+  if (answer->body.find("\"length\"") == std::string::npos) return "failed: another end: " + answer->body;
+  return text_of(answer->body);
+}
+
+struct HttpTest : ::testing::Test {
+  void SetUp() override {
+    cluster.start_router();
+    ASSERT_TRUE(cluster.wait_ready());
+    ASSERT_TRUE(eventually([&] {
+      auto answer = http_get(cluster.ops("router"), "/readyz");
+      return answer.ok() && answer->code == 200;
+    })) << cluster.router.log();
+  }
+  std::vector<std::string> alone(uint32_t kinds, uint32_t tokens) {
+    std::vector<std::string> out;
+    for (uint32_t i = 0; i < kinds; ++i) {
+      out.push_back(complete(cluster.http_address(), i, tokens, false));
+      EXPECT_THAT(out.back(), ::testing::Not(HasSubstr("failed: ")));
+      EXPECT_FALSE(out.back().empty());
+    }
+    return out;
+  }
+  ProcessCluster cluster;
+};
+
+TEST_F(HttpTest, TwoHundredRequestsEqualTheirLoneRunsAndMemoryStays) {
+  const uint32_t kRequests = 200, kConcurrency = 16, kTokens = 16, kKinds = 20;
+  const std::vector<std::string> expected = alone(kKinds, kTokens);
+  std::map<std::string, Process*> processes = {{"scheduler", &cluster.scheduler},
+                                               {"worker", &cluster.worker},
+                                               {"router", &cluster.router},
+                                               {"shard0", &cluster.shards[0]},
+                                               {"shard1", &cluster.shards[1]}};
+  std::map<std::string, uint64_t> at_50;
+  std::atomic<uint32_t> next{0}, done{0};
+  std::vector<std::string> answers(kRequests);
+  std::vector<std::thread> clients;
+  for (uint32_t c = 0; c < kConcurrency; ++c) {
+    clients.emplace_back([&] {
+      for (uint32_t i = next++; i < kRequests; i = next++) {
+        answers[i] = complete(cluster.http_address(), i % kKinds, kTokens, i % 3 == 0);
+        if (++done == 50) {
+          for (auto& [name, process] : processes) at_50[name] = process->anonymous_bytes();
+        }
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  for (uint32_t i = 0; i < kRequests; ++i) EXPECT_EQ(answers[i], expected[i % kKinds]) << "request " << i;
+  for (auto& [name, process] : processes) {
+    const int64_t growth =
+        static_cast<int64_t>(process->anonymous_bytes()) - static_cast<int64_t>(at_50[name]);
+    EXPECT_LT(growth, 8 << 20) << name;
+    RecordProperty(name + "_growth_kib", std::to_string(growth / 1024));
+  }
+
+  const double before = cluster.router.cpu_seconds();
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // what is measured is time itself
+  EXPECT_LT((cluster.router.cpu_seconds() - before) / 3, 0.02) << "the idle router";
+  EXPECT_EQ(cluster.unexpected_ends(), "");
+}
+
+TEST_F(HttpTest, SixteenStreamsSurviveEachProcessBehindTheRouter) {
+  const uint32_t kStreams = 16, kTokens = 96;
+  const std::vector<std::string> expected = alone(kStreams, kTokens);
+  for (const char* victim : {"shard", "worker", "scheduler"}) {
+    std::vector<std::string> answers(kStreams);
+    std::atomic<uint32_t> ended{0};
+    std::vector<std::thread> clients;
+    auto sampled = [&] {
+      auto metrics = http_get(cluster.ops("worker"), "/metrics");
+      if (!metrics.ok()) return 0.0;
+      const std::string key = "\nconclave_attention_sampled_tokens_total ";
+      const size_t at = metrics->body.find(key);
+      return at == std::string::npos ? 0.0 : std::atof(metrics->body.c_str() + at + key.size());
+    };
+    const double before = sampled();
+    for (uint32_t i = 0; i < kStreams; ++i) {
+      clients.emplace_back([&, i] {
+        answers[i] = complete(cluster.http_address(), i, kTokens, true);
+        ++ended;
+      });
+    }
+    EXPECT_TRUE(eventually([&] { return sampled() - before > 8 * kStreams; }));
+    EXPECT_EQ(ended, 0u) << "the streams were over before the kill of the " << victim;
+    if (victim[0] == 's' && victim[1] == 'h') {
+      cluster.shards[0].kill();
+      cluster.start_shard(0);
+    } else if (victim[0] == 'w') {
+      cluster.worker.kill();
+      cluster.start_worker();
+    } else {
+      cluster.scheduler.kill();
+      cluster.start_scheduler();
+    }
+    for (std::thread& client : clients) client.join();
+    for (uint32_t i = 0; i < kStreams; ++i) EXPECT_EQ(answers[i], expected[i]) << victim << ", stream " << i;
+    ASSERT_TRUE(cluster.wait_ready());
+  }
+  EXPECT_EQ(cluster.unexpected_ends(), "");
+}
+
+TEST_F(HttpTest, BadInputIsAnAnswerAndTheClusterGoesOn) {
+  const std::string text = complete(cluster.http_address(), 2, 8, false);
+  const std::map<std::string, std::string> bad = {
+      {"{", "400"},
+      {R"({"prompt":[]})", "400"},
+      {R"({"prompt":"a","max_tokens":-1})", "400"},
+      {R"({"prompt":[99999999]})", "400"},
+      {R"({"prompt":"a","temperature":"hot"})", "400"},
+      {R"({"model":"nobody","prompt":"a"})", "404"},
+  };
+  for (const auto& [body, code] : bad) {
+    auto answer = http_post(cluster.http_address(), "/v1/completions", body, kLimit);
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(std::to_string(answer->code), code) << body << ": " << answer->body;
+    EXPECT_THAT(answer->body, HasSubstr("\"error\"")) << body;
+  }
+  EXPECT_EQ(complete(cluster.http_address(), 2, 8, false), text);
+  // A clean end of the router.
+  cluster.router.signal(SIGTERM);
+  EXPECT_EQ(cluster.router.wait(15 * kSecond), 0) << cluster.router.log();
+}
+
+}  // namespace
+}  // namespace conclave
