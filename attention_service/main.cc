@@ -52,7 +52,7 @@ Status run(Service& service) {
   service.started({});
   service.wait_for_stop();
   // What runs here is replayed on other workers, or on this one's successor; nothing is lost.
-  Service::limit_end(config.attention.drain_time);
+  Service::limit_end(config.attention.drain_time + 5 * kSecond);
   return OkStatus();
 }
 

@@ -35,7 +35,7 @@ Status run(Service& service) {
   service.started({});
   service.wait_for_stop();
   // Workers send what was not answered to other homes, or to this shard's successor; nothing is lost.
-  Service::limit_end(config.experts.drain_time);
+  Service::limit_end(config.experts.drain_time + 5 * kSecond);
   return OkStatus();
 }
 

@@ -38,8 +38,10 @@ struct SchedulerClient::Impl {
   void set_absent(const std::string& why) {
     absent = unavailable(why);
     std::lock_guard lock(mutex);
-    fleet.ready = false;
-    fleet.not_ready = why;
+    FleetInfo gone = fleet;
+    gone.ready = false;
+    gone.not_ready = why;
+    fleet = fleet.follow(std::move(gone), steady_now());
   }
 
   void publish_metrics() {
@@ -144,7 +146,7 @@ struct SchedulerClient::Impl {
         StatusOr<FleetInfo> info = from_proto(message.fleet());
         if (!info.ok()) return invalid(info.status());
         std::lock_guard lock(mutex);
-        fleet = *std::move(info);
+        fleet = fleet.follow(*std::move(info), steady_now());
         break;
       }
       case pb::GatewayDown::WHAT_NOT_SET:

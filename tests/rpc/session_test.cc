@@ -1,5 +1,6 @@
 // Members and gateways over real gRPC: joining, refusals, leases, reconnecting, restarts, bad messages.
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -388,6 +389,59 @@ TEST_F(RawTest, StatusTellsWhatIsThere) {
   }
   EXPECT_EQ(held, 16u);
   EXPECT_EQ(blocks, RemoteMember::kKvBlocks);
+}
+
+// Health and reflection are there for orchestrators and tools, called as those do: by name.
+TEST_F(RawTest, HealthAndReflectionAnswer) {
+  auto channel = grpc::CreateChannel(scheduler.client().target, grpc::InsecureChannelCredentials());
+  grpc::GenericStub generic(channel);
+  grpc::CompletionQueue queue;
+  const auto health = [&](const std::string& service) {
+    grpc::ClientContext call;
+    call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    // HealthCheckRequest{service = 1}, HealthCheckResponse{status = 1}.
+    std::string wire = "\x0a" + std::string(1, static_cast<char>(service.size())) + service;
+    grpc::Slice slice(wire);
+    grpc::ByteBuffer request(&slice, 1), response;
+    grpc::Status status;
+    auto rpc = generic.PrepareUnaryCall(&call, "/grpc.health.v1.Health/Check", request, &queue);
+    rpc->StartCall();
+    rpc->Finish(&response, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    grpc::Slice answer;
+    if (!status.ok() || !response.DumpToSingleSlice(&answer).ok() || answer.size() != 2) return -1;
+    return static_cast<int>(answer.begin()[1]);
+  };
+  EXPECT_EQ(health("conclave.v1.Cluster"), 2);  // NOT_SERVING until the process says otherwise
+  scheduler.grpc->set_serving(true);
+  EXPECT_EQ(health("conclave.v1.Cluster"), 1);
+  EXPECT_EQ(health(""), 1);
+
+  // ServerReflectionRequest{list_services = 7}: the answer names our service.
+  grpc::ClientContext call;
+  call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  auto stream =
+      generic.PrepareCall(&call, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  stream->StartCall(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  grpc::Slice list(std::string("\x3a\x00", 2));
+  stream->Write(grpc::ByteBuffer(&list, 1), nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  grpc::ByteBuffer response;
+  stream->Read(&response, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  grpc::Slice answer;
+  ASSERT_TRUE(response.DumpToSingleSlice(&answer).ok());
+  EXPECT_THAT(std::string(answer.begin(), answer.end()), HasSubstr("conclave.v1.Cluster"));
+  call.TryCancel();
+  grpc::Status status;
+  stream->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
 }
 
 TEST_F(RawTest, APortInUseIsExplained) {
