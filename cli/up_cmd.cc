@@ -72,6 +72,12 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
     ASSIGN_OR_RETURN(config.scheduler.ops_listen, free_loopback_address());
     ASSIGN_OR_RETURN(config.router.ops_listen, free_loopback_address());
   }
+  // A restarted router must come back where its clients look for it, so port 0 is settled once, here.
+  for (std::string* address : {&config.router.http_listen, &config.router.grpc_listen}) {
+    if (*address == "127.0.0.1:0" || *address == "localhost:0") {
+      ASSIGN_OR_RETURN(*address, free_loopback_address());
+    }
+  }
   RETURN_IF_ERROR(validate_config(config));
   return config;
 }
@@ -235,7 +241,8 @@ void add_up_command(CLI::App& app, Command& chosen) {
   command->add_option("--attention", flags->attention, "Attention workers (default 1)")
       ->check(CLI::Range(1, 64));
   command->add_option("--experts", flags->experts, "Expert shards (default 2)")->check(CLI::Range(1, 256));
-  command->add_option("--http", flags->http, "HTTP address, HOST:PORT (default 127.0.0.1:8000)");
+  command->add_option("--http", flags->http,
+                      "HTTP address, HOST:PORT; port 0 takes a free one (default 127.0.0.1:8000)");
   command->add_option("--grpc", flags->grpc, "gRPC address, HOST:PORT (default 127.0.0.1:8001)");
   command->add_flag("--in-process", flags->in_process,
                     "Everything in this process, hidden states over loopback");

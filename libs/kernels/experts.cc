@@ -55,11 +55,13 @@ struct BlockTask {
 
 constexpr uint32_t kTokensPerTask = 16;
 
-std::vector<BlockTask> split(const std::vector<Running>& running, uint32_t block,
-                             uint32_t (*extent)(const Running&)) {
+// Cuts [0, extent) of each job into blocks.
+template <class Extent, class Block>
+std::vector<BlockTask> split(const std::vector<Running>& running, const Extent& extent,
+                             const Block& block_of) {
   std::vector<BlockTask> tasks;
   for (uint32_t j = 0; j < running.size(); ++j) {
-    const uint32_t n = extent(running[j]);
+    const uint32_t n = extent(running[j]), block = block_of(running[j]);
     for (uint32_t begin = 0; begin < n; begin += block)
       tasks.push_back({j, begin, std::min(begin + block, n)});
   }
@@ -81,9 +83,9 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
                    w.w2.rows == w.w1.cols);
     Running r;
     r.job = &job;
-    r.gate = matmul_args(w.w1, elem, nullptr, w.w1.cols, job.m, nullptr, kRowBlock);
-    r.up = matmul_args(w.w3, elem, nullptr, w.w3.cols, job.m, nullptr, kRowBlock);
-    r.down = matmul_args(w.w2, elem, nullptr, w.w2.cols, job.m, nullptr, kRowBlock);
+    r.gate = matmul_args(ctx, w.w1, elem, nullptr, w.w1.cols, job.m, nullptr, 0);
+    r.up = matmul_args(ctx, w.w3, elem, nullptr, w.w3.cols, job.m, nullptr, 0);
+    r.down = matmul_args(ctx, w.w2, elem, nullptr, w.w2.cols, job.m, nullptr, 0);
     total += aligned(size_t{job.m} * w.w1.cols * bytes) + aligned(size_t{job.m} * w.w2.cols * bytes) +
              aligned(table.prepared_floats(r.gate) * 4) + aligned(table.prepared_floats(r.down) * 4);
     running.push_back(r);
@@ -107,7 +109,8 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
     r.down.x_prepared = r.prepared_inner;
   }
 
-  const auto by_tokens = split(running, kTokensPerTask, [](const Running& r) { return r.job->m; });
+  const auto by_tokens = split(
+      running, [](const Running& r) { return r.job->m; }, [](const Running&) { return kTokensPerTask; });
   // Gathering a few rows is not worth waking anybody.
   Context here = ctx;
   if (by_tokens.size() < 4) here.pool = nullptr;
@@ -120,23 +123,26 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
     if (r.prepared_rows != nullptr) table.prepare_x(r.gate, r.prepared_rows, t.begin, t.end);
   });
 
-  const auto inner_tasks = split(running, kRowBlock, [](const Running& r) { return r.gate.rows; });
+  const auto inner_tasks = split(
+      running, [](const Running& r) { return r.gate.rows; },
+      [&](const Running& r) { return rows_per_task(ctx, r.gate.rows, r.job->m); });
   run_tasks(ctx, static_cast<uint32_t>(inner_tasks.size()), [&](uint32_t i) {
     const BlockTask& t = inner_tasks[i];
     const Running& r = running[t.job];
-    const size_t floats = size_t{r.job->m} * kRowBlock;
+    const uint32_t n = t.end - t.begin;
+    const size_t floats = size_t{r.job->m} * n;
     auto* gate_out = static_cast<float*>(thread_scratch(Scratch::kRows, 2 * floats * sizeof(float)));
     float* up_out = gate_out + floats;
     MatmulArgs gate = r.gate, up = r.up;
     gate.y = gate_out;
     up.y = up_out;
+    gate.y_stride = up.y_stride = n;
     gate.y_origin = up.y_origin = t.begin;
     table.matmul_rows(gate, t.begin, t.end);
     table.matmul_rows(up, t.begin, t.end);
-    const uint32_t n = t.end - t.begin;
+    table.silu_mul(gate_out, up_out, floats, gate_out);
     for (uint32_t row = 0; row < r.job->m; ++row) {
-      float* g = gate_out + size_t{row} * kRowBlock;
-      table.silu_mul(g, up_out + size_t{row} * kRowBlock, n, g);
+      const float* g = gate_out + size_t{row} * n;
       std::byte* to = r.inner + (size_t{row} * r.down.cols + t.begin) * bytes;
       if (precision == Precision::kBf16)
         table.round_bf16(g, n, reinterpret_cast<uint16_t*>(to));
@@ -154,23 +160,25 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
     });
   }
 
-  const auto down_tasks = split(running, kRowBlock, [](const Running& r) { return r.down.rows; });
+  const auto down_tasks = split(
+      running, [](const Running& r) { return r.down.rows; },
+      [&](const Running& r) { return rows_per_task(ctx, r.down.rows, r.job->m); });
   run_tasks(ctx, static_cast<uint32_t>(down_tasks.size()), [&](uint32_t i) {
     const BlockTask& t = down_tasks[i];
     const Running& r = running[t.job];
-    auto* out =
-        static_cast<float*>(thread_scratch(Scratch::kRows, size_t{r.job->m} * kRowBlock * sizeof(float)));
+    const uint32_t n = t.end - t.begin;
+    auto* out = static_cast<float*>(thread_scratch(Scratch::kRows, size_t{r.job->m} * n * sizeof(float)));
     MatmulArgs down = r.down;
     down.y = out;
+    down.y_stride = n;
     down.y_origin = t.begin;
     table.matmul_rows(down, t.begin, t.end);
-    const uint32_t n = t.end - t.begin;
     for (uint32_t row = 0; row < r.job->m; ++row) {
       std::byte* to = r.job->out[row] + t.begin * bytes;
       if (precision == Precision::kBf16)
-        table.round_bf16(out + size_t{row} * kRowBlock, n, reinterpret_cast<uint16_t*>(to));
+        table.round_bf16(out + size_t{row} * n, n, reinterpret_cast<uint16_t*>(to));
       else
-        __builtin_memcpy(to, out + size_t{row} * kRowBlock, n * sizeof(float));
+        __builtin_memcpy(to, out + size_t{row} * n, n * sizeof(float));
     }
   });
 }

@@ -27,10 +27,10 @@ bool cpu_has(Isa isa) {
 }
 
 // One matmul on an instruction set and on the scalar contract; the same bits or not.
-bool matmul_agrees(Isa isa, const WeightView& w, Precision precision, const void* x, uint32_t m) {
+bool matmul_agrees(const Context& ctx, const WeightView& w, Precision precision, const void* x, uint32_t m) {
   std::vector<float> want(size_t{m} * w.rows), got(want.size());
   matmul({Isa::kScalar, nullptr}, w, precision, x, w.cols, m, want.data(), w.rows);
-  matmul({isa, nullptr}, w, precision, x, w.cols, m, got.data(), w.rows);
+  matmul(ctx, w, precision, x, w.cols, m, got.data(), w.rows);
   return std::memcmp(want.data(), got.data(), want.size() * sizeof(float)) == 0;
 }
 
@@ -96,8 +96,9 @@ Status self_check(Isa isa) {
                               {w8.data(), WeightDtype::kFp8E4m3, 68, 256, scales.data(), 2}};
   for (const WeightView& view : views) {
     for (const uint32_t m : {1u, 2u, 3u, 4u, kTokens}) {
-      if (!matmul_agrees(isa, view, Precision::kBf16, x.data(), m)) return wrong("matmul");
-      if (!matmul_agrees(isa, view, Precision::kF32, x32.data(), m)) return wrong("matmul in f32");
+      for (const DotProduct dot : {DotProduct::kNever, DotProduct::kAlways})
+        if (!matmul_agrees({isa, nullptr, dot}, view, Precision::kBf16, x.data(), m)) return wrong("matmul");
+      if (!matmul_agrees({isa, nullptr}, view, Precision::kF32, x32.data(), m)) return wrong("matmul in f32");
     }
   }
   const Table &mine = table_of(isa), &contract = scalar_table();

@@ -3,8 +3,19 @@
 
 namespace conclave::kernels {
 
-MatmulArgs matmul_args(const WeightView& w, Elem x_elem, const void* x, size_t x_stride, uint32_t m, float* y,
-                       size_t y_stride) {
+namespace {
+
+bool use_dot(const Context& ctx) {
+  if (ctx.isa != Isa::kAvx512Bf16 || ctx.dot == DotProduct::kNever) return false;
+  if (ctx.dot == DotProduct::kAlways) return true;
+  static const bool faster = avx512bf16_dot_is_faster();
+  return faster;
+}
+
+}  // namespace
+
+MatmulArgs matmul_args(const Context& ctx, const WeightView& w, Elem x_elem, const void* x, size_t x_stride,
+                       uint32_t m, float* y, size_t y_stride) {
   static_assert(static_cast<int>(WeightDtype::kF32) == static_cast<int>(Elem::kF32));
   static_assert(static_cast<int>(WeightDtype::kBf16) == static_cast<int>(Elem::kBf16));
   static_assert(static_cast<int>(WeightDtype::kFp8E4m3) == static_cast<int>(Elem::kE4m3));
@@ -21,6 +32,7 @@ MatmulArgs matmul_args(const WeightView& w, Elem x_elem, const void* x, size_t x
   a.m = m;
   a.y = y;
   a.y_stride = y_stride;
+  a.dot = use_dot(ctx);
   CONCLAVE_CHECK(a.w_elem != Elem::kE4m3 ||
                  (a.scales != nullptr && a.scale_cols >= (a.cols + kBlockK - 1) / kBlockK));
   return a;
@@ -30,8 +42,8 @@ void matmul(const Context& ctx, const WeightView& w, Precision precision, const 
             uint32_t m, float* y, size_t y_stride) {
   if (m == 0 || w.rows == 0) return;
   const Table& table = table_of(ctx.isa);
-  MatmulArgs args =
-      matmul_args(w, precision == Precision::kBf16 ? Elem::kBf16 : Elem::kF32, x, x_stride, m, y, y_stride);
+  MatmulArgs args = matmul_args(ctx, w, precision == Precision::kBf16 ? Elem::kBf16 : Elem::kF32, x, x_stride,
+                                m, y, y_stride);
   if (const size_t floats = table.prepared_floats(args); floats > 0) {
     auto* prepared = static_cast<float*>(thread_scratch(Scratch::kPrepared, floats * sizeof(float)));
     constexpr uint32_t kTokens = 16;

@@ -33,9 +33,14 @@ std::string_view isa_name(Isa isa);
 // subnormals.
 Status self_check(Isa isa);
 
+// Whether kAvx512Bf16 multiplies by the BF16 dot product or by plain fused multiply-adds: the same bits, and
+// which is faster depends on the CPU. kMeasured times both once.
+enum class DotProduct : uint8_t { kMeasured, kAlways, kNever };
+
 struct Context {
   Isa isa = Isa::kScalar;
   ThreadPool* pool = nullptr;  // not owned; null: the caller's thread only
+  DotProduct dot = DotProduct::kMeasured;
 };
 
 // --- matmul

@@ -50,7 +50,7 @@ inline uint32_t rows_per_task(const Context& ctx, uint32_t rows, uint32_t m) {
 }
 
 // The parts of a matmul, for callers that have several to run in one go.
-MatmulArgs matmul_args(const WeightView& w, Elem x_elem, const void* x, size_t x_stride, uint32_t m, float* y,
-                       size_t y_stride);
+MatmulArgs matmul_args(const Context& ctx, const WeightView& w, Elem x_elem, const void* x, size_t x_stride,
+                       uint32_t m, float* y, size_t y_stride);
 
 }  // namespace conclave::kernels

@@ -39,8 +39,10 @@ struct SchedulerClient::Impl {
   void set_absent(const std::string& why) {
     absent = unavailable(why);
     std::lock_guard lock(mutex);
-    fleet.ready = false;
-    fleet.not_ready = why;
+    FleetInfo gone = fleet;
+    gone.ready = false;
+    gone.not_ready = why;
+    fleet = fleet.follow(std::move(gone), steady_now());
   }
 
   void publish_metrics() {
@@ -147,7 +149,7 @@ struct SchedulerClient::Impl {
         const bool is_ready = info->ready;
         {
           std::lock_guard lock(mutex);
-          fleet = *std::move(info);
+          fleet = fleet.follow(*std::move(info), steady_now());
         }
         if (is_ready) {
           for (const AcceptedRequest& request : open.retry(thread.loop().now())) send_submit(request);

@@ -1,7 +1,26 @@
+#include "libs/kernels/cpu/table.h"
 #include "tests/conformance/support.h"
 
 namespace conclave::kernels::testing {
 namespace {
+
+TEST(Exp, WithinTwoUnitsInTheLastPlace) {
+  std::vector<float> x;
+  for (float v = -86.9f; v < 88.6f; v += 0.00371f) x.push_back(v);
+  std::vector<float> got(x.size());
+  scalar_table().exp_of(x.data(), x.size(), 0.0f, 1.0f, got.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double want = std::exp(static_cast<double>(x[i]));
+    const double unit = std::ldexp(1.0, std::ilogb(want) - 23);
+    ASSERT_LE(std::abs(got[i] - want), 2 * unit) << "exp(" << x[i] << ")";
+  }
+  const std::vector<float> edges = {-INFINITY, -1e30f, -87.01f, 0.0f, -0.0f, 88.71f, 1e30f, INFINITY, NAN};
+  std::vector<float> out(edges.size());
+  scalar_table().exp_of(edges.data(), edges.size(), 0.0f, 1.0f, out.data());
+  const std::vector<float> want = {0, 0, 0, 1, 1, INFINITY, INFINITY, INFINITY};
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(out[i], want[i]) << edges[i];
+  EXPECT_TRUE(std::isnan(out.back()));
+}
 
 TEST(RmsNorm, AgainstReference) {
   uint64_t seed = 100;

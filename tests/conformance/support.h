@@ -102,7 +102,7 @@ inline ref::Vector as_double(const std::vector<Bf16>& x) {
   return out;
 }
 
-// Every instruction set of this machine with one thread and with two.
+// Every instruction set of this machine with one thread and with two, with and without the dot product.
 struct Way {
   std::string name;
   Context ctx;
@@ -114,6 +114,10 @@ inline const std::vector<Way>& all_ways() {
     for (const Isa isa : available_isas()) {
       w.push_back({std::string(isa_name(isa)) + "/1", {isa, nullptr}});
       w.push_back({std::string(isa_name(isa)) + "/2", {isa, &pool}});
+      if (isa == Isa::kAvx512Bf16)
+        for (const DotProduct dot : {DotProduct::kAlways, DotProduct::kNever})
+          w.push_back({std::string(isa_name(isa)) + (dot == DotProduct::kAlways ? "/dot" : "/fma"),
+                       {isa, &pool, dot}});
     }
     return w;
   }();

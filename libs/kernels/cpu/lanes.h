@@ -17,6 +17,8 @@ namespace {
 #define CONCLAVE_INLINE inline __attribute__((always_inline))
 
 typedef float F16 __attribute__((vector_size(64)));
+typedef float F8 __attribute__((vector_size(32)));
+typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
@@ -43,7 +45,6 @@ CONCLAVE_INLINE F16 fma(F16 a, F16 b, F16 c) {
 #if defined(__AVX512F__)
   return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-  typedef float F8 __attribute__((vector_size(32)));
   struct Halves {
     F8 h[2];
   };
@@ -61,19 +62,27 @@ CONCLAVE_INLINE F16 fma(F16 a, F16 b, F16 c) {
 // a > b ? a : b, so that a NaN in a gives b on every instruction set.
 CONCLAVE_INLINE F16 max(F16 a, F16 b) { return a > b ? a : b; }
 
+// The fold 8, 4, 2, 1: t[i] with t[i + w]. Written on half vectors so that it stays in registers.
+template <class Op>
+CONCLAVE_INLINE float fold(F16 v, const Op& op) {
+  struct Two8 {
+    F8 h[2];
+  };
+  struct Two4 {
+    F4 h[2];
+  };
+  const Two8 a = __builtin_bit_cast(Two8, v);
+  const Two4 b = __builtin_bit_cast(Two4, op(a.h[0], a.h[1]));
+  const F4 c = op(b.h[0], b.h[1]);
+  return op(op(c[0], c[2]), op(c[1], c[3]));
+}
 CONCLAVE_INLINE float sum_lanes(F16 v) {
-  float t[16];
-  store(t, v);
-  for (int w = 8; w > 0; w /= 2)
-    for (int i = 0; i < w; ++i) t[i] = t[i] + t[i + w];
-  return t[0];
+  return fold(
+      v, [](auto x, auto y) __attribute__((always_inline)) { return x + y; });
 }
 CONCLAVE_INLINE float max_lanes(F16 v) {
-  float t[16];
-  store(t, v);
-  for (int w = 8; w > 0; w /= 2)
-    for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
-  return t[0];
+  return fold(
+      v, [](auto x, auto y) __attribute__((always_inline)) { return x > y ? x : y; });
 }
 
 CONCLAVE_INLINE F16 widen(H16 h) { return (F16)(__builtin_convertvector(h, U16) << 16); }
@@ -114,6 +123,26 @@ CONCLAVE_INLINE F16 exp(F16 x) {
   const F16 zeroed = x < low ? splat(0.0f) : value;
   const F16 full = x > high ? splat(__builtin_inff()) : zeroed;
   return x == x ? full : x;
+}
+
+// exp() for x <= 0 (or NaN), the same bits with fewer steps: 2^n is a normal number there.
+CONCLAVE_INLINE F16 exp_down(F16 x) {
+  const F16 magic = splat(12582912.0f);
+  const F16 low = splat(-87.0f);
+  const F16 c = x < low ? low : x;
+  const F16 shifted = fma(c, splat(1.44269504f), magic);
+  const F16 n = shifted - magic;
+  F16 r = fma(n, splat(-0.693359375f), c);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F16 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  const F16 value = p * (F16)((((I16)shifted - (I16)magic) + 127) << 23);
+  return x < low ? splat(0.0f) : value;
 }
 
 }  // namespace

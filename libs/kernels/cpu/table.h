@@ -26,6 +26,7 @@ struct MatmulArgs {
   float* y = nullptr;
   size_t y_stride = 0;                // elements
   uint32_t y_origin = 0;              // y[i * y_stride + (row - y_origin)] is row's result for token i
+  bool dot = false;                   // multiply by the BF16 dot product where that applies; changes no bit
   const float* x_prepared = nullptr;  // what prepare_x wrote, or null when prepared_floats said 0
 };
 
@@ -89,6 +90,9 @@ const Table& scalar_table();
 const Table& avx2_table();
 const Table& avx512_table();
 const Table& avx512bf16_table();
+// Whether the dot product beats two fused multiply-adds on this CPU: twice as fast on some, half as fast on
+// others.
+bool avx512bf16_dot_is_faster();
 
 // Memory of the calling thread, 64-byte aligned, kept until the thread ends; contents undefined. Each slot is
 // separate and stays valid until the same slot is asked for again.
