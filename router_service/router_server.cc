@@ -53,6 +53,11 @@ class RouterMetrics {
   }
 
   void ended(const gateway::Summary& summary) {
+    if (log_enabled(LogLevel::kDebug))
+      log_debug("request ended", {{"code", absl::StatusCodeToString(summary.code)},
+                                  {"prompt_tokens", summary.usage.prompt_tokens},
+                                  {"completion_tokens", summary.usage.completion_tokens},
+                                  {"seconds", static_cast<double>(summary.total) / kSecond}});
     if (registry_ == nullptr) return;
     const std::string outcome = summary.code != StatusCode::kOk
                                     ? std::string(absl::StatusCodeToString(summary.code))

@@ -79,7 +79,7 @@ void SchedulerLoop::Driver::finish_round() {
   const SchedulerMetrics metrics = core_.metrics();
   std::lock_guard lock(mutex_);
   metrics_ = metrics;
-  fleet_ = core_.fleet();
+  fleet_ = fleet_.follow(core_.fleet(), now());
 }
 
 void SchedulerLoop::Driver::on_timer() {

@@ -10,6 +10,7 @@
 #include <cstdio>
 
 #include "libs/base/random.h"
+#include "libs/http/exchange.h"
 
 namespace conclave::http {
 namespace {
@@ -54,58 +55,6 @@ Request to_request(beast::http::request<beast::http::string_body>&& message) {
 }
 
 }  // namespace
-
-class ExchangeImpl : public Exchange {
- public:
-  ExchangeImpl(std::shared_ptr<Connection> connection, uint64_t serial)
-      : connection_(std::move(connection)), serial_(serial) {}
-
-  ~ExchangeImpl() override {
-    if (answered_.load() || connection_->state_->stopped.load()) return;
-    asio::post(connection_->socket_.get_executor(), [c = connection_, s = serial_] {
-      if (c->serial_ == s && c->phase_ == Connection::State::kHandling && !c->answered_)
-        c->error_response(500, "the request was dropped");
-    });
-  }
-
-  void respond(Response response) override {
-    if (answered_.exchange(true) || connection_->state_->stopped.load()) return;
-    asio::dispatch(
-        connection_->socket_.get_executor(),
-        [c = connection_, s = serial_, r = std::move(response)]() mutable { c->respond(s, std::move(r)); });
-  }
-  void stream(Response head, std::shared_ptr<StreamSource> source) override {
-    if (answered_.exchange(true) || connection_->state_->stopped.load()) return;
-    asio::dispatch(connection_->socket_.get_executor(),
-                   [c = connection_, s = serial_, h = std::move(head), from = std::move(source)]() mutable {
-                     c->begin_stream(s, std::move(h), std::move(from));
-                   });
-  }
-  void wake() override {
-    if (connection_->state_->stopped.load()) return;
-    if (wake_pending_->exchange(true)) return;  // one is on its way and will see what is new
-    asio::post(connection_->socket_.get_executor(), [c = connection_, s = serial_, pending = wake_pending_] {
-      pending->store(false);
-      c->pull(s);
-    });
-  }
-  void post(std::function<void()> task) override {
-    if (connection_->state_->stopped.load()) return;
-    asio::post(connection_->socket_.get_executor(), std::move(task));
-  }
-  void on_client_gone(std::function<void()> gone) override {
-    if (connection_->state_->stopped.load()) return;
-    asio::dispatch(
-        connection_->socket_.get_executor(),
-        [c = connection_, s = serial_, g = std::move(gone)]() mutable { c->set_gone(s, std::move(g)); });
-  }
-
- private:
-  const std::shared_ptr<Connection> connection_;
-  const uint64_t serial_;
-  std::atomic<bool> answered_{false};
-  std::shared_ptr<std::atomic<bool>> wake_pending_ = std::make_shared<std::atomic<bool>>(false);
-};
 
 Connection::Connection(tcp::socket socket, std::shared_ptr<ServerState> state)
     : state_(std::move(state)),

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "libs/base/clock.h"
 #include "libs/base/ids.h"
 #include "libs/model/placement.h"
 #include "libs/model/plan.h"
@@ -84,6 +85,15 @@ struct FleetInfo {
   uint32_t max_positions = 0;
   std::string numerics_id;
   std::string model_fingerprint;
+  // When (steady clock of the process that reads this) a fleet that had been ready stopped being it; kNever
+  // while it is ready, and before it ever was. Not sent: each port keeps its own, by follow().
+  TimePoint unready_since = kNever;
+
+  // The state after this one.
+  FleetInfo follow(FleetInfo next, TimePoint now) const {
+    next.unready_since = next.ready ? kNever : ready ? now : unready_since;
+    return next;
+  }
 };
 
 }  // namespace conclave

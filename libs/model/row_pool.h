@@ -19,7 +19,7 @@ class RowPool {
 
   // A buffer of exactly `bytes`, contents unspecified. Any thread; may outlive the pool.
   RowBuffer get(size_t bytes) {
-    auto bytes_vector = shelf_->take();
+    auto bytes_vector = shelf_->take(bytes);
     bytes_vector->resize(bytes);
     return RowBuffer(bytes_vector.release(), [shelf = shelf_](std::vector<std::byte>* v) {
       shelf->put(std::unique_ptr<std::vector<std::byte>>(v));
@@ -30,9 +30,18 @@ class RowPool {
   class Shelf {
    public:
     explicit Shelf(size_t max_kept) : max_kept_(max_kept) {}
-    std::unique_ptr<std::vector<std::byte>> take() {
+    // The smallest that is large enough, else the largest: buffers of one size serve that size again, and the
+    // pool's memory settles.
+    std::unique_ptr<std::vector<std::byte>> take(size_t bytes) {
       std::lock_guard lock(mutex_);
       if (kept_.empty()) return std::make_unique<std::vector<std::byte>>();
+      size_t best = 0;
+      for (size_t i = 1; i < kept_.size(); ++i) {
+        const size_t have = kept_[best]->capacity();
+        const size_t candidate = kept_[i]->capacity();
+        if (have < bytes ? candidate > have : candidate >= bytes && candidate < have) best = i;
+      }
+      std::swap(kept_[best], kept_.back());
       auto v = std::move(kept_.back());
       kept_.pop_back();
       return v;

@@ -23,6 +23,7 @@ void OpenRequests::add(AcceptedRequest request, std::shared_ptr<RequestObserver>
     return;
   }
   Open& open = open_[id];
+  open.patience = open.wait_until = now + submit_wait_;
   open.deadline = request.time_left > kNever - now ? kNever : now + request.time_left;
   open.request = std::move(request);
   open.observer = std::move(observer);
@@ -43,11 +44,14 @@ const AcceptedRequest* OpenRequests::to_submit(RequestId id, TimePoint now) {
   return &open.request;
 }
 
-void OpenRequests::set_wait(RequestId id, TimePoint wait_until) {
-  const auto at = open_.find(id);
-  if (at == open_.end()) return;
-  at->second.wait_until = wait_until;
-  schedule(id, at->second);
+std::vector<AcceptedRequest> OpenRequests::retry(TimePoint now) {
+  std::vector<RequestId> ids;
+  for (const auto& [arrival, id] : by_arrival_) {
+    if (!open_.at(id).sent) ids.push_back(id);
+  }
+  std::vector<AcceptedRequest> out;
+  for (RequestId id : ids) out.push_back(*to_submit(id, now));
+  return out;
 }
 
 OpenRequests::Resume OpenRequests::connected(TimePoint now) {
@@ -60,14 +64,14 @@ OpenRequests::Resume OpenRequests::connected(TimePoint now) {
   return resume;
 }
 
-void OpenRequests::disconnected(TimePoint now, Nanos submit_wait) {
+void OpenRequests::disconnected(TimePoint now) {
   std::vector<RequestId> cancelled;
   for (auto& [id, open] : open_) {
     open.sent = false;
     if (open.cancelled) {
       cancelled.push_back(id);
     } else if (!open.accepted && open.wait_until == kNever) {
-      open.wait_until = now + submit_wait;
+      open.patience = open.wait_until = now + submit_wait_;
       schedule(id, open);
     }
   }
@@ -83,7 +87,7 @@ void OpenRequests::disconnected(TimePoint now, Nanos submit_wait) {
   }
 }
 
-void OpenRequests::on_reply(RequestId id, const Status& status) {
+void OpenRequests::on_reply(RequestId id, const Status& status, TimePoint now) {
   const auto at = open_.find(id);
   if (at == open_.end()) return;
   Open& open = at->second;
@@ -91,6 +95,12 @@ void OpenRequests::on_reply(RequestId id, const Status& status) {
     if (open.accepted) return;  // a resubmission; the observer knows
     open.accepted = true;
     open.observer->on_accepted();
+  } else if (!open.accepted && !open.cancelled && status.code() == StatusCode::kUnavailable &&
+             now < open.patience) {
+    open.sent = false;
+    open.not_yet = status;
+    open.wait_until = open.patience;
+    schedule(id, open);
   } else if (!open.accepted) {
     refuse(at, status);
   } else {
@@ -165,7 +175,7 @@ void OpenRequests::expire(TimePoint now, const Status& why) {
     if (open.accepted) {
       finish(at, FinishReason::kDeadline, "");
     } else if (open.wait_until <= now) {
-      refuse(at, why);
+      refuse(at, open.not_yet.ok() ? why : open.not_yet);
     } else {
       refuse(at, deadline_exceeded("the request's deadline passed before the scheduler accepted it"));
     }
@@ -196,7 +206,7 @@ void OpenRequests::finish(Map::iterator at, FinishReason reason, const std::stri
   observer->on_tokens(event);
 }
 
-void OpenRequests::refuse(Map::iterator at, const Status& cause) {
+void OpenRequests::refuse(Map::iterator at, Status cause) {
   const std::shared_ptr<RequestObserver> observer = at->second.observer;
   erase(at);
   observer->on_refused(cause);

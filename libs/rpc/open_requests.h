@@ -30,6 +30,9 @@ class OpenRequests {
     uint64_t duplicate_tokens = 0;
   };
 
+  // A new request has `submit_wait` to see a scheduler that can take it.
+  explicit OpenRequests(Nanos submit_wait) : submit_wait_(submit_wait) {}
+
   // Takes a request; refuses (through the observer) an id that is open.
   void add(AcceptedRequest request, std::shared_ptr<RequestObserver> observer, TimePoint now);
 
@@ -39,15 +42,17 @@ class OpenRequests {
     std::vector<RequestId> cancel;
   };
   Resume connected(TimePoint now);
-  // The connection is gone. Requests not yet accepted have until `wait_until` to see another.
-  void disconnected(TimePoint now, Nanos submit_wait);
+  // The connection is gone. Requests not yet accepted have submit_wait to see another.
+  void disconnected(TimePoint now);
 
   // The request as it is to be submitted now; nullptr when it is not open.
   const AcceptedRequest* to_submit(RequestId id, TimePoint now);
-  // New requests while there is no connection: until when they wait.
-  void set_wait(RequestId id, TimePoint wait_until);
+  // What the scheduler could not take yet and should be offered now, since its fleet has changed.
+  std::vector<AcceptedRequest> retry(TimePoint now);
 
-  void on_reply(RequestId id, const Status& status);
+  // UNAVAILABLE for a request that was never accepted and has time left means "not yet": it is kept for
+  // retry().
+  void on_reply(RequestId id, const Status& status, TimePoint now);
   // DATA_LOSS when the event leaves a gap: the connection cannot be trusted.
   Status on_tokens(const TokenEvent& event);
   // True when the scheduler must be told (only while connected); else the request has ended here.
@@ -70,7 +75,9 @@ class OpenRequests {
     std::shared_ptr<RequestObserver> observer;
     uint64_t arrival = 0;
     TimePoint deadline = kNever;
-    TimePoint wait_until = kNever;  // while no connection is there and it was never accepted
+    TimePoint patience = 0;         // when a request that nobody accepted gives up
+    TimePoint wait_until = kNever;  // `patience`, while it waits for a connection or a fleet
+    Status not_yet;                 // what the scheduler said last
     TimePoint scheduled = kNever;   // its entry of expiries_
     bool sent = false;              // on the present connection
     bool ever_sent = false;
@@ -82,10 +89,11 @@ class OpenRequests {
   TimePoint expiry_of(const Open& open) const;
   void schedule(RequestId id, Open& open);
   void finish(Map::iterator at, FinishReason reason, const std::string& error);
-  void refuse(Map::iterator at, const Status& cause);
+  void refuse(Map::iterator at, Status cause);  // by value: it may lie in the entry
   void erase(Map::iterator at);
   void cancel_later(RequestId id);
 
+  const Nanos submit_wait_;
   Map open_;
   std::map<uint64_t, RequestId> by_arrival_;
   std::set<std::pair<TimePoint, uint64_t>> expiries_;  // with the arrival number

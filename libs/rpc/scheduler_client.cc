@@ -28,6 +28,7 @@ struct SchedulerClient::Impl {
   Impl(ClientOptions o, std::string name, Incarnation incarnation)
       : options(std::move(o)),
         stub(pb::Cluster::NewStub(make_channel(options))),
+        open(options.submit_wait),
         backoff(options.reconnect_min, options.reconnect_max, system_random_u64()) {
     hello.role = Role::kRouter;
     hello.name = std::move(name);
@@ -38,8 +39,10 @@ struct SchedulerClient::Impl {
   void set_absent(const std::string& why) {
     absent = unavailable(why);
     std::lock_guard lock(mutex);
-    fleet.ready = false;
-    fleet.not_ready = why;
+    FleetInfo gone = fleet;
+    gone.ready = false;
+    gone.not_ready = why;
+    fleet = fleet.follow(std::move(gone), steady_now());
   }
 
   void publish_metrics() {
@@ -93,7 +96,7 @@ struct SchedulerClient::Impl {
     current.reset();
     if (stopping) return;
     set_absent("no connection to the scheduler at " + options.target + ": " + message_of(cause));
-    if (up) open.disconnected(loop.now(), options.submit_wait);
+    if (up) open.disconnected(loop.now());
     // A connection that did not last counts as a failed attempt.
     if (up && loop.now() - up_since >= options.reconnect_max) backoff.reset();
     up = false;
@@ -131,7 +134,7 @@ struct SchedulerClient::Impl {
       case pb::GatewayDown::kSubmitReply: {
         StatusOr<SubmitAnswer> answer = from_proto(message.submit_reply());
         if (!answer.ok()) return invalid(answer.status());
-        open.on_reply(answer->id, answer->status);
+        open.on_reply(answer->id, answer->status, thread.loop().now());
         break;
       }
       case pb::GatewayDown::kTokens: {
@@ -143,8 +146,14 @@ struct SchedulerClient::Impl {
       case pb::GatewayDown::kFleet: {
         StatusOr<FleetInfo> info = from_proto(message.fleet());
         if (!info.ok()) return invalid(info.status());
-        std::lock_guard lock(mutex);
-        fleet = *std::move(info);
+        const bool is_ready = info->ready;
+        {
+          std::lock_guard lock(mutex);
+          fleet = fleet.follow(*std::move(info), steady_now());
+        }
+        if (is_ready) {
+          for (const AcceptedRequest& request : open.retry(thread.loop().now())) send_submit(request);
+        }
         break;
       }
       case pb::GatewayDown::WHAT_NOT_SET:
@@ -193,11 +202,7 @@ struct SchedulerClient::Impl {
     const size_t before = open.size();
     open.add(std::move(request), std::move(observer), now);
     if (open.size() == before) return;  // refused
-    if (up && current != nullptr) {
-      send_submit(*open.to_submit(id, now));
-    } else {
-      open.set_wait(id, now + options.submit_wait);
-    }
+    if (up && current != nullptr) send_submit(*open.to_submit(id, now));
     after_change();
   }
 

@@ -64,6 +64,17 @@ Status Gateway::ready() const {
   return OkStatus();
 }
 
+Status Gateway::accepting() const {
+  const Status now_ready = ready();
+  if (now_ready.ok()) return now_ready;
+  {
+    std::lock_guard lock(mutex_);
+    if (draining_) return now_ready;
+  }
+  const TimePoint since = scheduler_.fleet().unready_since;
+  return since != kNever && steady_now() - since < options_.unready_grace ? OkStatus() : now_ready;
+}
+
 GatewayCounts Gateway::counts() const {
   GatewayCounts counts;
   counts.waiting_texts = pool_.waiting();
@@ -146,7 +157,7 @@ Status Gateway::check_prompt_length(const GenerateRequest& request, size_t token
 StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
                                                         std::function<void()> on_update) {
   RETURN_IF_ERROR(check(request));
-  RETURN_IF_ERROR(ready());
+  RETURN_IF_ERROR(accepting());
   const RequestId id{system_random_u64(), system_random_u64()};
   auto generation = std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
                                                  [this](const Summary& summary) { ended(summary); });
@@ -173,6 +184,9 @@ void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Gene
   if (generation->ended()) return;
   auto accepted = accept(request, generation->id());
   if (!accepted.ok()) return generation->refuse(accepted.status());
+  accepted->time_left -= steady_now() - generation->arrived();  // waiting and tokenizing count too
+  if (accepted->time_left <= 0)
+    return generation->refuse(deadline_exceeded("the request passed its deadline"));
   auto stops = text::StopStringMatcher::create(request.stop);
   if (!stops.ok()) return generation->refuse(with_field(stops.status(), "stop"));
   generation->submit(std::move(accepted).value(), codec_.decoder(), std::move(stops).value());

@@ -33,6 +33,9 @@ struct GatewayOptions {
   uint32_t max_stop_string_bytes = 1024;
   uint32_t max_stop_token_ids = 256;
   Nanos default_deadline = 600 * kSecond;
+  // A fleet that stops being ready (a process died) is usually back within a second: for so long requests are
+  // still taken, and wait in the scheduler's queue. After that they are refused with the reason.
+  Nanos unready_grace = 10 * kSecond;
   Generation::Limits stream;
 };
 
@@ -57,7 +60,7 @@ class Gateway {
   // Runs work that may take milliseconds (parsing a large body) on a text thread; false at their bound.
   bool run_on_text_thread(std::function<void()> work) { return pool_.try_submit(std::move(work)); }
 
-  // Why no request would be taken now; OK when one would be.
+  // Why the fleet could not serve a request now; OK when it could.
   Status ready() const;
   const ModelSpec& model() const { return model_; }
   // The longest prompt plus answer, in tokens.
@@ -72,6 +75,8 @@ class Gateway {
   void abort_all(const Status& cause);
 
  private:
+  // As ready(), but forgives a fleet that was ready within unready_grace.
+  Status accepting() const;
   Status check(const GenerateRequest& request) const;
   StatusOr<AcceptedRequest> accept(const GenerateRequest& request, RequestId id) const;
   Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;

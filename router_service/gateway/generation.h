@@ -55,6 +55,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
              std::function<void(const Summary&)> on_end);
 
   RequestId id() const { return id_; }
+  TimePoint arrived() const { return arrived_; }
   // Any thread, one at a time.
   Update take();
   // The client is gone: nothing more is reported, and the scheduler forgets the sequence. Any thread;

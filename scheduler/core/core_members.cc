@@ -261,6 +261,7 @@ StatusSnapshot SchedulerCore::status() const {
     snapshot.members.push_back(std::move(entry));
   }
   for (const auto& [session, hello] : gateways_) {
+    if (!hello.incarnation) continue;  // in-process: no process of its own to show
     MemberSnapshot entry;
     entry.role = Role::kRouter;
     entry.name = hello.name;

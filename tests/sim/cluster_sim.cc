@@ -46,29 +46,11 @@ const testing::RandomModel& sim_model() {
   return model;
 }
 
-void Stream::on_refused(const Status& cause) {
-  if (fault.empty()) fault = "refused: " + message_of(cause);
-}
-
-void Stream::on_tokens(const TokenEvent& event) {
-  if (finish != FinishReason::kNone) {
-    fault = "something came after its end";
-  } else if (!accepted) {
-    fault = "tokens came before it was accepted";
-  } else if (event.index != tokens.size()) {
-    fault = "index " + std::to_string(event.index) + " where " + std::to_string(tokens.size()) + " is due";
-  } else if (event.finish == FinishReason::kError) {
-    fault = "failed: " + event.error;
-  }
-  tokens.insert(tokens.end(), event.tokens.begin(), event.tokens.end());
-  finish = event.finish;
-}
-
 ClusterSim::ClusterSim(const ClusterConfig& config)
     : config_(config),
       world_(config.seed, world_options()),
       supervisor_(world_.add_process("supervisor")),
-      scheduler_process_(world_.add_process("scheduler")),
+      router_(world_.add_process("router")),
       hub_(std::make_shared<LoopbackHub>()) {
   hub_->set_delay_model([this](Incarnation, Incarnation, uint64_t bytes) -> std::optional<Nanos> {
     // The news that a connection was closed is the kernel's, and is not lost.
@@ -76,9 +58,8 @@ ClusterSim::ClusterSim(const ClusterConfig& config)
       return std::nullopt;
     return static_cast<Nanos>(10 * kMicrosecond + static_cast<Nanos>(world_.random().below(kMillisecond)));
   });
-  SchedulerOptions options = config_.scheduler;
-  options.incarnation = Incarnation(next_incarnation_++);
-  loop_ = std::make_unique<SchedulerLoop>(options, scheduler_process_);
+  start_scheduler();
+  gateway_ = std::make_unique<SimGateway>(world_, place_, router_);
   for (uint32_t i = 0; i < config_.workers; ++i) {
     processes_.emplace_back().name = "attention-" + std::to_string(i);
   }
@@ -94,9 +75,46 @@ ClusterSim::ClusterSim(const ClusterConfig& config)
 ClusterSim::~ClusterSim() {
   world_.set_after_step(nullptr);
   for (Process& process : processes_) stop(process);
+  gateway_.reset();
   world_.kill(supervisor_);
-  world_.kill(scheduler_process_);
+  world_.kill(router_);
+  world_.kill(*place_.process);
   loop_.reset();
+}
+
+void ClusterSim::start_scheduler() {
+  ++scheduler_life_;
+  SchedulerOptions options = config_.scheduler;
+  options.incarnation = Incarnation(next_incarnation_++);
+  place_.process = &world_.add_process("scheduler");
+  loop_ = std::make_unique<SchedulerLoop>(options, *place_.process);
+  place_.loop = loop_.get();
+}
+
+void ClusterSim::kill_scheduler() {
+  if (!loop_) return;
+  const SchedulerMetrics metrics = loop_->metrics();
+  past_replayed_ += metrics.sequences_replayed;
+  past_lost_ += metrics.members_lost;
+  world_.kill(*place_.process);
+  place_.loop = nullptr;
+  loop_.reset();
+  for (Process& process : processes_) {
+    if (process.running()) process.link->reset();
+  }
+  gateway_->reset();
+  supervisor_.post_at(world_.now() + config_.restart_after, [this] {
+    ++restarts_;
+    start_scheduler();
+  });
+}
+
+// A connection reset, as the scheduler of the time sees it.
+void ClusterSim::tell_lost(SessionId session, Nanos delay) {
+  if (!session) return;
+  supervisor_.post_at(world_.now() + delay, [this, session, life = scheduler_life_] {
+    if (loop_ && life == scheduler_life_) loop_->member_closed(session, unavailable("connection reset"));
+  });
 }
 
 void ClusterSim::start(Process& process) {
@@ -153,8 +171,7 @@ void ClusterSim::start(Process& process) {
     handler = process.shard.get();
     beat = [s = process.shard.get()] { return Heartbeat{s->epoch(), s->queue_depth()}; };
   }
-  process.link = std::make_unique<SimLink>(world_, *loop_, scheduler_process_, *process.executor, *handler,
-                                           std::move(beat));
+  process.link = std::make_unique<SimLink>(world_, place_, *process.executor, *handler, std::move(beat));
   if (worker) {
     process.worker->set_link(process.link.get());
     process.worker->start();
@@ -182,7 +199,7 @@ void ClusterSim::restart_later(Process& process) {
     if (process.executor != executor || !process.running()) return;
     const SessionId session = process.link->session();
     stop(process);
-    if (session) loop_->member_closed(session, unavailable("connection reset"));
+    tell_lost(session, 0);
     supervisor_.post_at(world_.now() + config_.restart_after, [this, &process] {
       ++restarts_;
       start(process);
@@ -195,9 +212,7 @@ void ClusterSim::kill(const std::string& name, bool silent) {
   if (!process.running()) return;
   const SessionId session = process.link->session();
   stop(process);
-  supervisor_.post_at(world_.now() + kMillisecond, [this, session, silent] {
-    if (session && !silent) loop_->member_closed(session, unavailable("connection reset"));
-  });
+  if (!silent) tell_lost(session, kMillisecond);
   supervisor_.post_at(world_.now() + config_.restart_after, [this, &process] {
     ++restarts_;
     start(process);
@@ -233,38 +248,29 @@ void ClusterSim::check() {
     violation_ = "seed " + std::to_string(config_.seed) +
                  ", t=" + std::to_string(world_.now() / kMillisecond) + " ms: " + what;
   };
-  if (const Status audit = loop_->audit(); !audit.ok()) violate(message_of(audit));
-  for (const auto& stream : streams_) {
-    if (!stream->fault.empty())
-      violate("request " + std::to_string(stream->request.id.lo) + ": " + stream->fault);
+  for (const auto& [id, stream] : gateway_->streams()) {
+    if (!stream.fault.empty()) violate("request " + std::to_string(id.lo) + ": " + stream.fault);
   }
-  const SchedulerMetrics metrics = loop_->metrics();
-  if (metrics.protocol_violations != 0) violate("a worker broke the protocol");
+  if (!loop_) return;
+  if (const Status audit = loop_->audit(); !audit.ok()) violate(message_of(audit));
+  if (loop_->metrics().protocol_violations != 0) violate("a worker broke the protocol");
 }
 
 bool ClusterSim::run_ready() {
-  return world_.run_until([this] { return loop_->fleet().ready || !violation_.empty(); },
+  return world_.run_until([this] { return (loop_ && loop_->fleet().ready) || !violation_.empty(); },
                           world_.now() + 60 * kSecond) &&
          violation_.empty();
 }
 
-Stream& ClusterSim::submit(AcceptedRequest request) {
-  auto stream = std::make_shared<Stream>();
-  stream->request = request;
-  streams_.push_back(stream);
-  loop_->submit(std::move(request), stream);
-  return *stream;
-}
-
 size_t ClusterSim::open_streams() const {
   size_t open = 0;
-  for (const auto& stream : streams_) open += stream->finish == FinishReason::kNone ? 1 : 0;
+  for (const auto& [id, stream] : gateway_->streams()) open += stream.finish == FinishReason::kNone ? 1 : 0;
   return open;
 }
 
 size_t ClusterSim::tokens_delivered() const {
   size_t tokens = 0;
-  for (const auto& stream : streams_) tokens += stream->tokens.size();
+  for (const auto& [id, stream] : gateway_->streams()) tokens += stream.tokens.size();
   return tokens;
 }
 
@@ -289,6 +295,12 @@ uint64_t ClusterSim::injected_faults() const {
   }
   return sum;
 }
+
+uint64_t ClusterSim::replayed() const {
+  return past_replayed_ + (loop_ ? loop_->metrics().sequences_replayed : 0);
+}
+
+uint64_t ClusterSim::members_lost() const { return past_lost_ + (loop_ ? loop_->metrics().members_lost : 0); }
 
 std::vector<TokenId> undisturbed(const AcceptedRequest& request) {
   ClusterConfig config;

@@ -32,30 +32,18 @@ struct ClusterConfig {
   SchedulerOptions scheduler;
 };
 
-// A request and what its client saw of it.
-struct Stream : RequestObserver {
-  void on_accepted() override { accepted = true; }
-  void on_refused(const Status& cause) override;
-  void on_tokens(const TokenEvent& event) override;
-
-  AcceptedRequest request;
-  bool accepted = false;
-  bool cancelled = false;
-  std::vector<TokenId> tokens;
-  FinishReason finish = FinishReason::kNone;
-  std::string fault;  // the first thing that must not happen
-};
-
 class ClusterSim {
  public:
   explicit ClusterSim(const ClusterConfig& config);
   ~ClusterSim();
 
   SimWorld& world() { return world_; }
+  // The present one; it must be up.
   SchedulerLoop& scheduler() { return *loop_; }
   // Runs until the fleet is ready; false when it does not get there in a virtual minute.
   bool run_ready();
-  Stream& submit(AcceptedRequest request);
+  Stream& submit(AcceptedRequest request) { return gateway_->submit(std::move(request)); }
+  void cancel(Stream& stream) { gateway_->cancel(stream); }
   // Runs until every stream has ended, or for the time at most.
   bool run_streams(Nanos limit);
   void run_for(Nanos time) { world_.run_until(world_.now() + time); }
@@ -65,6 +53,8 @@ class ClusterSim {
   // SIGKILL: no goodbye. `silent`: nor a reset of its connections that would tell the scheduler.
   void kill(const std::string& name, bool silent = false);
   void pause(const std::string& name, Nanos time);
+  // SIGKILL of the scheduler; another one, which knows nothing, comes after restart_after.
+  void kill_scheduler();
   // Whether the process runs, is welcome and (a shard) warm.
   bool up(const std::string& name) const;
 
@@ -74,9 +64,14 @@ class ClusterSim {
   uint64_t retried_items() const;
   uint64_t injected_faults() const;
   uint64_t restarts() const { return restarts_; }
+  uint64_t resubmitted() const { return gateway_->resubmitted(); }
+  uint64_t replayed() const;
+  uint64_t members_lost() const;
 
  private:
   struct Process;
+  void start_scheduler();
+  void tell_lost(SessionId session, Nanos delay);
   void start(Process& process);
   void stop(Process& process);
   void restart_later(Process& process);
@@ -87,15 +82,19 @@ class ClusterSim {
   const ClusterConfig config_;
   SimWorld world_;
   SimExecutor& supervisor_;
-  SimExecutor& scheduler_process_;
+  SimExecutor& router_;
   std::shared_ptr<LoopbackHub> hub_;
-  std::unique_ptr<SchedulerLoop> loop_;
+  SchedulerPlace place_;
+  uint64_t scheduler_life_ = 0;
+  std::unique_ptr<SchedulerLoop> loop_;  // null while it is down
+  std::unique_ptr<SimGateway> gateway_;
   std::deque<Process> processes_;
-  std::vector<std::shared_ptr<Stream>> streams_;
   uint64_t next_incarnation_ = 1;
   uint64_t restarts_ = 0;
   uint64_t past_retried_ = 0;
   uint64_t past_injected_ = 0;
+  uint64_t past_replayed_ = 0;
+  uint64_t past_lost_ = 0;
   std::string violation_;
 };
 

@@ -144,7 +144,7 @@ TEST(ClusterSim, CancelledStreamsEndAndFreeTheirPages) {
   std::vector<Stream*> kept;
   for (Stream* stream : streams) {
     if (stream->request.id.lo % 2 == 0) {
-      cluster.scheduler().cancel(stream->request.id);
+      cluster.cancel(*stream);
     } else {
       kept.push_back(stream);
     }
@@ -152,6 +152,25 @@ TEST(ClusterSim, CancelledStreamsEndAndFreeTheirPages) {
   ASSERT_TRUE(cluster.run_streams(60 * kSecond)) << cluster.violation();
   expect_undisturbed(kept);
   expect_all_free(cluster);
+}
+
+TEST(ClusterSim, AKilledSchedulersSuccessorGoesOnWithEveryStream) {
+  for (const uint64_t seed : {41, 42, 43}) {
+    ClusterConfig config;
+    config.seed = seed;
+    config.workers = 2;
+    ClusterSim cluster(config);
+    ASSERT_TRUE(cluster.run_ready()) << cluster.violation();
+    const auto streams = submit_sixteen(cluster);
+    run_until_streaming(cluster);
+    const size_t open = cluster.open_streams();
+    cluster.kill_scheduler();
+    ASSERT_TRUE(cluster.run_streams(60 * kSecond)) << cluster.violation();
+    expect_undisturbed(streams);
+    EXPECT_EQ(cluster.resubmitted(), open);
+    EXPECT_EQ(cluster.scheduler().metrics().members_refused, 0u);  // their incarnations are new to this one
+    expect_all_free(cluster);
+  }
 }
 
 // Everything at once: kills, stops, a lossy network and a faulty data plane, by the seed.
@@ -162,6 +181,7 @@ struct Outcome {
   uint64_t injected = 0;
   uint64_t replayed = 0;
   uint64_t lost = 0;
+  uint64_t resubmitted = 0;
 };
 
 Outcome run_chaos(uint64_t seed) {
@@ -196,7 +216,9 @@ Outcome run_chaos(uint64_t seed) {
   for (int i = 0; i < 4 && cluster.open_streams() > 0; ++i) {
     cluster.run_for(static_cast<Nanos>(random.below(150) + 5) * kMillisecond);
     const std::string& name = names[random.below(names.size())];
-    if (random.chance(0.6)) {
+    if (random.chance(0.15)) {
+      cluster.kill_scheduler();
+    } else if (random.chance(0.6)) {
       cluster.kill(name, random.chance(0.2));
     } else {
       cluster.pause(name, static_cast<Nanos>(random.below(8000) + 20) * kMillisecond);
@@ -205,9 +227,9 @@ Outcome run_chaos(uint64_t seed) {
   EXPECT_TRUE(cluster.run_streams(120 * kSecond))
       << cluster.violation() << " seed " << seed << ", " << cluster.open_streams() << " streams are open";
   expect_undisturbed(streams);
-  const SchedulerMetrics m = cluster.scheduler().metrics();
-  return {cluster.world().trace_hash(), cluster.restarts(),   cluster.retried_items(),
-          cluster.injected_faults(),    m.sequences_replayed, m.members_lost};
+  return {cluster.world().trace_hash(), cluster.restarts(), cluster.retried_items(),
+          cluster.injected_faults(),    cluster.replayed(), cluster.members_lost(),
+          cluster.resubmitted()};
 }
 
 // A failing seed runs alone with CONCLAVE_SIM_SEED=<seed>.
@@ -224,17 +246,21 @@ TEST(ClusterSim, UnderAllFaultsTogetherEveryAnswerIsTheUndisturbedOne) {
     sum.injected += one.injected;
     sum.replayed += one.replayed;
     sum.lost += one.lost;
+    sum.resubmitted += one.resubmitted;
   }
-  std::printf("restarts=%llu retried items=%llu injected faults=%llu replays=%llu members lost=%llu\n",
-              static_cast<unsigned long long>(sum.restarts), static_cast<unsigned long long>(sum.retried),
-              static_cast<unsigned long long>(sum.injected), static_cast<unsigned long long>(sum.replayed),
-              static_cast<unsigned long long>(sum.lost));
+  std::printf(
+      "restarts=%llu retried items=%llu injected faults=%llu replays=%llu members lost=%llu "
+      "resubmitted=%llu\n",
+      static_cast<unsigned long long>(sum.restarts), static_cast<unsigned long long>(sum.retried),
+      static_cast<unsigned long long>(sum.injected), static_cast<unsigned long long>(sum.replayed),
+      static_cast<unsigned long long>(sum.lost), static_cast<unsigned long long>(sum.resubmitted));
   if (only != nullptr) return;
   EXPECT_GT(sum.restarts, 0u);
   EXPECT_GT(sum.retried, 0u);
   EXPECT_GT(sum.injected, 0u);
   EXPECT_GT(sum.replayed, 0u);
   EXPECT_GT(sum.lost, 0u);
+  EXPECT_GT(sum.resubmitted, 0u);
 }
 
 TEST(ClusterSim, ASeedIsOneRun) {

@@ -1,7 +1,6 @@
 #include "tests/sim/sim_link.h"
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 namespace conclave::scheduler {
@@ -11,35 +10,39 @@ constexpr Nanos kBeat = 100 * kMillisecond;
 constexpr Nanos kReconnect = 50 * kMillisecond;
 }  // namespace
 
-struct SimLink::State : std::enable_shared_from_this<State> {
-  State(SimWorld& w, SchedulerLoop& l, SimExecutor& s, SimExecutor& m, MemberHandler& h, Beat b)
-      : world(w), loop(l), scheduler(s), member(m), handler(h), beat(std::move(b)) {}
+void SimPipe::carry(SimExecutor& sender, std::function<void()> deliver) {
+  queue_.push_back(std::move(deliver));
+  const Nanos delay = static_cast<Nanos>(world_.random().below(kMaxDelay) + 1);
+  sender.post_at(world_.now() + delay, [self = shared_from_this()] {
+    if (self->queue_.empty()) return;
+    const std::function<void()> front = std::move(self->queue_.front());
+    self->queue_.pop_front();
+    front();
+  });
+}
 
-  // Messages wait in `queue`; each timer delivers the front one, so a stopped process keeps their order.
-  template <class T, class F>
-  void carry(std::deque<T>& queue, SimExecutor& sender, T item, F deliver) {
-    queue.push_back(std::move(item));
-    const Nanos delay = static_cast<Nanos>(world.random().below(kMaxDelay) + 1);
-    sender.post_at(world.now() + delay, [self = shared_from_this(), &queue, deliver] {
-      if (queue.empty()) return;
-      T front = std::move(queue.front());
-      queue.pop_front();
-      deliver(*self, std::move(front));
-    });
-  }
+// --- SimLink
+// --------------------------------------------------------------------------------------------------------
+
+struct SimLink::State : std::enable_shared_from_this<State> {
+  State(SimWorld& w, SchedulerPlace& p, SimExecutor& m, MemberHandler& h, Beat b)
+      : world(w), place(p), member(m), handler(h), beat(std::move(b)) {}
 
   void send_up(FromMember message) {
     if (!alive || !session) return;
-    carry(up, member, std::pair(session, std::move(message)),
-          [](State& s, std::pair<SessionId, FromMember> item) {
-            s.loop.on_member_message(item.first, std::move(item.second));
-          });
+    up->carry(member,
+              [this, self = shared_from_this(), connection = connections, message = std::move(message)] {
+                if (place.loop != nullptr && connection == connections && session) {
+                  place.loop->on_member_message(session, message);
+                }
+              });
   }
   void connect();
-  void heartbeat(SessionId of) {
-    if (!alive || session != of) return;
+  void heartbeat(uint64_t connection) {
+    if (!alive || connection != connections || !session) return;
     send_up(beat());
-    member.post_at(world.now() + kBeat, [self = shared_from_this(), of] { self->heartbeat(of); });
+    member.post_at(world.now() + kBeat,
+                   [self = shared_from_this(), connection] { self->heartbeat(connection); });
   }
   void on_message(uint64_t connection, ToMember message) {
     if (alive && connection == connections && session) handler.on_message(std::move(message));
@@ -52,16 +55,15 @@ struct SimLink::State : std::enable_shared_from_this<State> {
   }
 
   SimWorld& world;
-  SchedulerLoop& loop;
-  SimExecutor& scheduler;
+  SchedulerPlace& place;
   SimExecutor& member;
   MemberHandler& handler;
   const Beat beat;
   bool alive = true;
   uint64_t connections = 0;
   SessionId session;
-  std::deque<std::pair<SessionId, FromMember>> up;
-  std::deque<std::function<void()>> down;
+  std::shared_ptr<SimPipe> up = std::make_shared<SimPipe>(world);
+  std::shared_ptr<SimPipe> down = std::make_shared<SimPipe>(world);
 };
 
 class SimLink::Session : public MemberSession {
@@ -69,8 +71,8 @@ class SimLink::Session : public MemberSession {
   Session(std::shared_ptr<State> state, uint64_t connection)
       : state_(std::move(state)), connection_(connection) {}
   void send(ToMember message) override {
-    post([connection = connection_, message = std::move(message)](State& s) mutable {
-      s.on_message(connection, std::move(message));
+    post([connection = connection_, message = std::move(message)](State& s) {
+      s.on_message(connection, message);
     });
   }
   void close(const Status& cause) override {
@@ -79,11 +81,10 @@ class SimLink::Session : public MemberSession {
 
  private:
   void post(std::function<void(State&)> act) {
-    const auto state = state_;
-    if (!state->alive) return;
-    state_->carry(state_->down, state_->scheduler,
-                  std::function<void()>([state, act = std::move(act)] { act(*state); }),
-                  [](State& s, std::function<void()> deliver) { s.member.post(std::move(deliver)); });
+    if (!state_->alive) return;
+    state_->down->carry(*state_->place.process, [state = state_, act = std::move(act)] {
+      state->member.post([state, act] { act(*state); });
+    });
   }
   const std::shared_ptr<State> state_;
   const uint64_t connection_;
@@ -91,25 +92,184 @@ class SimLink::Session : public MemberSession {
 
 void SimLink::State::connect() {
   if (!alive || session) return;
-  session = loop.member_connected(std::make_shared<Session>(shared_from_this(), ++connections));
+  if (place.loop == nullptr) {
+    member.post_at(world.now() + kReconnect, [self = shared_from_this()] { self->connect(); });
+    return;
+  }
+  session = place.loop->member_connected(std::make_shared<Session>(shared_from_this(), ++connections));
   send_up(handler.hello());
-  heartbeat(session);
+  heartbeat(connections);
 }
 
-SimLink::SimLink(SimWorld& world, SchedulerLoop& loop, SimExecutor& scheduler, SimExecutor& member,
-                 MemberHandler& handler, Beat beat)
-    : state_(std::make_shared<State>(world, loop, scheduler, member, handler, std::move(beat))) {
+SimLink::SimLink(SimWorld& world, SchedulerPlace& place, SimExecutor& member, MemberHandler& handler,
+                 Beat beat)
+    : state_(std::make_shared<State>(world, place, member, handler, std::move(beat))) {
   member.post([state = state_] { state->connect(); });
 }
 
 SimLink::~SimLink() {
   state_->alive = false;
-  state_->up.clear();
-  state_->down.clear();  // the members' side of a cycle: what is queued holds the state
+  state_->up->clear();  // what is queued holds the state
+  state_->down->clear();
 }
 
 void SimLink::send(FromMember message) { state_->send_up(std::move(message)); }
 
 SessionId SimLink::session() const { return state_->session; }
+
+void SimLink::reset() {
+  state_->down->clear();
+  state_->member.post([state = state_, connection = state_->connections] {
+    state->on_close(connection, unavailable("connection reset"));
+  });
+}
+
+// --- SimGateway
+// -----------------------------------------------------------------------------------------------------
+
+struct SimGateway::State : std::enable_shared_from_this<State> {
+  State(SimWorld& w, SchedulerPlace& p, SimExecutor& e) : world(w), place(p), process(e) {}
+
+  void connect();
+  void send_up(std::function<void(SchedulerLoop&, SessionId)> act) {
+    if (!alive || !session) return;
+    up->carry(process, [this, self = shared_from_this(), connection = connections, act = std::move(act)] {
+      if (place.loop != nullptr && connection == connections && session) act(*place.loop, session);
+    });
+  }
+  void send_submit(const Stream& stream) {
+    AcceptedRequest request = stream.request;
+    request.delivered = stream.tokens;
+    request.resubmitted = stream.accepted;
+    send_up([request](SchedulerLoop& loop, SessionId s) { loop.on_gateway_submit(s, request); });
+    if (stream.cancelled) send_cancel(request.id);
+  }
+  void send_cancel(RequestId id) {
+    send_up([id](SchedulerLoop& loop, SessionId s) { loop.on_gateway_cancel(s, id); });
+  }
+  void on_reply(RequestId id, const Status& status) {
+    Stream& stream = streams.at(id);
+    if (status.ok()) {
+      stream.accepted = true;
+    } else {
+      stream.fault = "refused: " + message_of(status);
+    }
+  }
+  void on_tokens(const TokenEvent& event);
+  void on_down(uint64_t connection) {
+    if (!alive || connection != connections || !session) return;
+    session = {};
+    process.post_at(world.now() + kReconnect, [self = shared_from_this()] { self->connect(); });
+  }
+
+  SimWorld& world;
+  SchedulerPlace& place;
+  SimExecutor& process;
+  bool alive = true;
+  uint64_t connections = 0;
+  SessionId session;
+  std::map<RequestId, Stream> streams;
+  uint64_t resubmitted = 0;
+  std::shared_ptr<SimPipe> up = std::make_shared<SimPipe>(world);
+  std::shared_ptr<SimPipe> down = std::make_shared<SimPipe>(world);
+};
+
+class SimGateway::Session : public GatewaySession {
+ public:
+  Session(std::shared_ptr<State> state, uint64_t connection)
+      : state_(std::move(state)), connection_(connection) {}
+  void welcome(const Welcome&) override {}
+  void fleet(const FleetInfo&) override {}
+  void reply(RequestId request, const Status& status) override {
+    post([request, status](State& s) { s.on_reply(request, status); });
+  }
+  void tokens(const TokenEvent& event) override {
+    post([event](State& s) { s.on_tokens(event); });
+  }
+  void close(const Status&) override {
+    post([connection = connection_](State& s) { s.on_down(connection); });
+  }
+
+ private:
+  void post(std::function<void(State&)> act) {
+    if (!state_->alive) return;
+    state_->down->carry(*state_->place.process,
+                        [state = state_, connection = connection_, act = std::move(act)] {
+                          state->process.post([state, connection, act] {
+                            if (state->alive && connection == state->connections && state->session)
+                              act(*state);
+                          });
+                        });
+  }
+  const std::shared_ptr<State> state_;
+  const uint64_t connection_;
+};
+
+void SimGateway::State::connect() {
+  if (!alive || session) return;
+  if (place.loop == nullptr) {
+    process.post_at(world.now() + kReconnect, [self = shared_from_this()] { self->connect(); });
+    return;
+  }
+  Hello hello;
+  hello.name = "router";
+  session =
+      place.loop->gateway_connected(std::make_shared<Session>(shared_from_this(), ++connections), hello);
+  for (const auto& [id, stream] : streams) {
+    if (stream.finish != FinishReason::kNone) continue;
+    if (connections > 1) ++resubmitted;
+    send_submit(stream);
+  }
+}
+
+void SimGateway::State::on_tokens(const TokenEvent& event) {
+  Stream& stream = streams.at(event.request);
+  if (stream.finish != FinishReason::kNone) {
+    stream.fault = "something came after its end";
+  } else if (!stream.accepted) {
+    stream.fault = "tokens came before it was accepted";
+  } else if (event.index != stream.tokens.size()) {
+    stream.fault =
+        "index " + std::to_string(event.index) + " where " + std::to_string(stream.tokens.size()) + " is due";
+  } else if (event.finish == FinishReason::kError) {
+    stream.fault = "failed: " + event.error;
+  } else if (event.finish == FinishReason::kCancelled && !stream.cancelled) {
+    stream.fault = "cancelled by nobody";
+  }
+  stream.tokens.insert(stream.tokens.end(), event.tokens.begin(), event.tokens.end());
+  stream.finish = event.finish;
+}
+
+SimGateway::SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process)
+    : state_(std::make_shared<State>(world, place, process)) {
+  process.post([state = state_] { state->connect(); });
+}
+
+SimGateway::~SimGateway() {
+  state_->alive = false;
+  state_->up->clear();
+  state_->down->clear();
+}
+
+Stream& SimGateway::submit(AcceptedRequest request) {
+  Stream& stream = state_->streams[request.id];
+  stream.request = std::move(request);
+  state_->send_submit(stream);
+  return stream;
+}
+
+void SimGateway::cancel(Stream& stream) {
+  stream.cancelled = true;
+  state_->send_cancel(stream.request.id);
+}
+
+void SimGateway::reset() {
+  state_->down->clear();
+  state_->process.post([state = state_, connection = state_->connections] { state->on_down(connection); });
+}
+
+const std::map<RequestId, Stream>& SimGateway::streams() const { return state_->streams; }
+
+uint64_t SimGateway::resubmitted() const { return state_->resubmitted; }
 
 }  // namespace conclave::scheduler

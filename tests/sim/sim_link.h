@@ -1,9 +1,13 @@
-// A member's line to the scheduler between two simulated processes: ordered, with delays, heartbeats and
-// reconnects, as the gRPC one behaves. What is under way when a process dies is lost with it.
+// Lines to the scheduler between simulated processes: ordered, with delays and reconnects, as the gRPC ones
+// behave. What is under way when a process dies is lost with it, and a scheduler that comes back knows
+// nobody.
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "libs/ports/member_link.h"
 #include "libs/runtime/sim_executor.h"
@@ -11,16 +15,66 @@
 
 namespace conclave::scheduler {
 
+// Where the scheduler runs at present.
+struct SchedulerPlace {
+  SimExecutor* process = nullptr;
+  SchedulerLoop* loop = nullptr;  // null while it is down
+};
+
+// One direction of a connection. Each timer delivers the front message, so a stopped sender keeps their
+// order.
+class SimPipe : public std::enable_shared_from_this<SimPipe> {
+ public:
+  explicit SimPipe(SimWorld& world) : world_(world) {}
+  void carry(SimExecutor& sender, std::function<void()> deliver);
+  // What is under way is lost, and so are the timers: the sender is dead.
+  void clear() { queue_.clear(); }
+
+ private:
+  SimWorld& world_;
+  std::deque<std::function<void()>> queue_;
+};
+
+// A member's line, with heartbeats.
 class SimLink : public MemberLink {
  public:
   using Beat = std::function<Heartbeat()>;
   // All borrowed. Connects in a task of the member.
-  SimLink(SimWorld& world, SchedulerLoop& loop, SimExecutor& scheduler, SimExecutor& member,
-          MemberHandler& handler, Beat beat);
+  SimLink(SimWorld& world, SchedulerPlace& place, SimExecutor& member, MemberHandler& handler, Beat beat);
   ~SimLink() override;
   void send(FromMember message) override;
   // The session as the scheduler knows it; none while down.
   SessionId session() const;
+  // The scheduler died.
+  void reset();
+
+ private:
+  struct State;
+  class Session;
+  std::shared_ptr<State> state_;
+};
+
+// A request and what its client saw of it.
+struct Stream {
+  AcceptedRequest request;
+  bool accepted = false;
+  bool cancelled = false;
+  std::vector<TokenId> tokens;
+  FinishReason finish = FinishReason::kNone;
+  std::string fault;  // the first thing that must not happen
+};
+
+// A router's line: keeps its open requests and submits them again, with what was delivered, to a new
+// scheduler.
+class SimGateway {
+ public:
+  SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process);
+  ~SimGateway();
+  Stream& submit(AcceptedRequest request);
+  void cancel(Stream& stream);
+  void reset();
+  const std::map<RequestId, Stream>& streams() const;
+  uint64_t resubmitted() const;
 
  private:
   struct State;
