@@ -1,9 +1,10 @@
 // Matmul against the machine's limits. Weights are cut from a gigabyte, another matrix each call, so that no
 // cache serves them; each case reads bandwidth and peak right before it. Threads: CONCLAVE_BENCH_THREADS (2).
+#include <benchmark/benchmark.h>
+
 #include <cstdlib>
 
 #include "bench/kernels/limits.h"
-#include "benchmark/benchmark.h"
 #include "libs/kernels/ops.h"
 
 namespace conclave::bench {

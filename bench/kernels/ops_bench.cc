@@ -1,9 +1,10 @@
 // Attention, whole experts and sampling.
+#include <benchmark/benchmark.h>
+
 #include <algorithm>
 #include <cstdlib>
 
 #include "bench/kernels/limits.h"
-#include "benchmark/benchmark.h"
 #include "libs/base/random.h"
 #include "libs/kernels/ops.h"
 
