@@ -15,6 +15,7 @@ void SamplingFlags::add_to(CLI::App& command) {
   command.add_option("--seed", seed, "Same seed, same answer");
   command.add_option("--stop", stop, "Stop string; may be repeated");
   command.add_option("--timeout-s", timeout_s, "Longest silence of the server, in seconds")
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
 }
 

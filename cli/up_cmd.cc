@@ -48,10 +48,11 @@ StatusOr<std::string> free_loopback_address() {
   return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
 }
 
-// Flags over file over defaults. Addresses that nobody chose get free ports, so that several clusters live
-// side by side.
+// Flags over environment over file over defaults. Addresses that nobody chose get free ports, so that several
+// clusters live side by side.
 StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
-  ASSIGN_OR_RETURN(LoadedConfig loaded, load_config_file(flags.config, process_environment()));
+  const Environment environment = process_environment();
+  ASSIGN_OR_RETURN(LoadedConfig loaded, load_config_file(flags.config, environment));
   for (const auto& warning : loaded.warnings) std::fprintf(stderr, "conclave: %s\n", warning.c_str());
   ClusterConfig config = std::move(loaded.config);
   if (!flags.model.empty()) config.model.path = flags.model;
@@ -68,9 +69,16 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   if (flags.attention > 0) config.supervisor.attention_workers = static_cast<uint32_t>(flags.attention);
   if (flags.experts > 0) config.supervisor.expert_shards = static_cast<uint32_t>(flags.experts);
   if (flags.config.empty()) {
-    ASSIGN_OR_RETURN(config.scheduler.listen, free_loopback_address());
-    ASSIGN_OR_RETURN(config.scheduler.ops_listen, free_loopback_address());
-    ASSIGN_OR_RETURN(config.router.ops_listen, free_loopback_address());
+    const std::pair<const char*, std::string*> addresses[] = {
+        {"CONCLAVE_SCHEDULER_LISTEN", &config.scheduler.listen},
+        {"CONCLAVE_SCHEDULER_OPS_LISTEN", &config.scheduler.ops_listen},
+        {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen}};
+    for (const auto& [variable, address] : addresses) {
+      if (environment.contains(variable)) continue;
+      // Set for `conclave status`, the address would lead our members past our own scheduler.
+      if (address == &config.scheduler.listen) config.scheduler.address.clear();
+      ASSIGN_OR_RETURN(*address, free_loopback_address());
+    }
   }
   // A restarted router must come back where its clients look for it, so port 0 is settled once, here.
   for (std::string* address : {&config.router.http_listen, &config.router.grpc_listen}) {
@@ -82,7 +90,7 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   return config;
 }
 
-// A directory for the config of the run, its logs, and its secret; removed at a clean end when we made it.
+// A directory for the config of the run and its logs; removed at a clean end when we made it.
 class RunDirectory {
  public:
   static StatusOr<std::unique_ptr<RunDirectory>> make(const std::string& wanted) {
@@ -144,6 +152,11 @@ Status announce(const UpFlags& flags, const ClusterConfig& config, const std::st
   return write_file(flags.ready_file, "http://" + config.router.http_listen + "\n");
 }
 
+// The children's configuration file holds what the environment said, and flags, which come before it.
+void clear_overrides(ClusterConfig config) {
+  for (const ConfigField& field : config_fields(config)) unsetenv(field.environment_name().c_str());
+}
+
 // Whether the router serves; `why` gets its reason when it does not.
 bool router_ready(const ClusterConfig& config, std::string& why) {
   const auto server = parse_url(config.router.ops_listen);
@@ -163,6 +176,7 @@ Status run_processes(const UpFlags& flags, const ClusterConfig& config) {
   const std::string config_path = run->file("cluster.yaml");
   RETURN_IF_ERROR(write_file(config_path, config_to_yaml(config)));
 
+  clear_overrides(config);
   Supervisor::block_signals();
   SupervisorOptions options;
   options.backoff_min_ms = config.supervisor.restart_min / kMillisecond;

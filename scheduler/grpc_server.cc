@@ -65,9 +65,9 @@ class Session : public rpc::ServerStream<Up, Down> {
   // everything before it was dealt with.
   void credit() {
     if (++uncredited_ < kCreditBatch) return;
-    context_->executor.post(
-        [self = this->shared_from_this(), count = uncredited_] { self->processed(count); });
-    uncredited_ = 0;
+    // Posted last: the credit may start the next read, whose message is counted on another thread.
+    const int count = std::exchange(uncredited_, 0);
+    context_->executor.post([self = this->shared_from_this(), count] { self->processed(count); });
   }
 
   Status invalid(const Status& status) {

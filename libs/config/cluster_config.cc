@@ -13,7 +13,7 @@ constexpr size_t kMaxSecretBytes = 4096;
 
 Status validate_config(const ClusterConfig& config) {
   std::vector<std::string> faults;
-  const auto ordered = [&](Nanos low, Nanos high, const char* low_key, const char* high_key) {
+  const auto ordered = [&](int64_t low, int64_t high, const char* low_key, const char* high_key) {
     if (low > high) faults.push_back(std::string(low_key) + " is larger than " + high_key);
   };
   ordered(config.control.reconnect_min, config.control.reconnect_max, "control.reconnect_min_ms",
@@ -24,6 +24,22 @@ Status validate_config(const ClusterConfig& config) {
           "attention.dispatch_deadline_floor_ms", "attention.dispatch_deadline_cap_ms");
   ordered(config.attention.options.exchange.reconnect, config.attention.options.exchange.reconnect_cap,
           "attention.shard_reconnect_ms", "attention.shard_reconnect_cap_ms");
+  ordered(config.attention.options.exchange.missing_retry,
+          config.attention.options.exchange.missing_retry_cap, "attention.missing_retry_ms",
+          "attention.missing_retry_cap_ms");
+  ordered(config.transport.options.keepalive_interval, config.transport.options.keepalive_timeout,
+          "transport.keepalive_interval_ms", "transport.keepalive_timeout_ms");
+  // A dispatch past the transport's limits is refused, and its sequences fail.
+  ordered(config.attention.options.exchange.max_dispatch_rows, config.transport.options.limits.max_rows,
+          "attention.max_dispatch_rows", "transport.max_rows");
+  ordered(config.attention.options.exchange.max_dispatch_items, config.transport.options.limits.max_items,
+          "attention.max_dispatch_items", "transport.max_items");
+  // A worker that drops a plan waits for it until scheduler.step_timeout_ms.
+  ordered(config.scheduler.options.steps_in_flight, config.attention.options.max_queued_plans,
+          "scheduler.steps_in_flight", "attention.max_queued_plans");
+  // A new connection begins with every open request; past the queue's bound it would start over for ever.
+  ordered(config.control.max_open_requests, config.control.queue_messages, "control.max_open_requests",
+          "control.queue_messages");
   if (config.transport.kind == TransportKind::kUcx && config.transport.ucx.net_devices.empty()) {
     faults.push_back("transport.interface must name a network device when transport.kind is ucx");
   }

@@ -96,11 +96,12 @@ void FieldList::text(std::string key, std::string& member, std::string doc) {
 void FieldList::address(std::string key, std::string& member, bool optional, std::string doc) {
   ConfigField& field = add(std::move(key), FieldKind::kText, "host:port", "", std::move(doc));
   field.set = [&member, optional](const std::string& value) -> Status {
-    if (!(optional && value.empty())) {
-      auto parsed = parse_host_port(value);
-      if (!parsed.ok()) return parsed.status();
+    if (optional && value.empty()) {
+      member.clear();
+      return OkStatus();
     }
-    member = value;
+    ASSIGN_OR_RETURN(const HostPort parsed, parse_host_port(value));
+    member = parsed.text();  // ":80" in the form that every listener and client understands
     return OkStatus();
   };
   field.get = [&member] { return member; };

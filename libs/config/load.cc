@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "CONCLAVE_";
 // Read by other parts of the project, so no overrides of a key.
-constexpr std::string_view kOtherVariables[] = {"CONCLAVE_ISA", "CONCLAVE_TESTDATA_DIR", "CONCLAVE_BIN_DIR"};
+constexpr std::string_view kOtherVariables[] = {"CONCLAVE_ISA", "CONCLAVE_URL", "CONCLAVE_TESTDATA_DIR",
+                                                "CONCLAVE_BIN_DIR"};
 
 // Collects faults, so that all are reported at once.
 class Faults {

@@ -89,7 +89,7 @@ void router_fields(FieldList& f, RouterConfig& c) {
   f.address("grpc_listen", c.grpc_listen, true, "Address of the gRPC API; empty: none.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
   f.integer<uint32_t>("max_requests", c.max_requests, 1, 1000000, "requests",
-                      "Requests open at once; past it HTTP 429 and RESOURCE_EXHAUSTED.");
+                      "Requests open at once; past it HTTP 503 and RESOURCE_EXHAUSTED.");
   f.integer<uint32_t>("max_connections", c.max_connections, 1, 1000000, "connections",
                       "HTTP connections open at once.");
   f.bytes("max_body_bytes", c.max_body_bytes, 1024, 1ull << 30,
@@ -371,9 +371,9 @@ std::string config_markdown() {
       "example\n"
       "`CONCLAVE_SCHEDULER_LISTEN=0.0.0.0:7070`. A `CONCLAVE_` variable that is no key is warned about and "
       "ignored, apart\n"
-      "from `CONCLAVE_ISA` (the instruction class of the CPU kernels), and those of the tests, "
-      "`CONCLAVE_TESTDATA_DIR` and\n"
-      "`CONCLAVE_BIN_DIR`.\n"
+      "from `CONCLAVE_ISA` (the instruction class of the CPU kernels), `CONCLAVE_URL` (the router, for the "
+      "`conclave`\n"
+      "command), and those of the tests, `CONCLAVE_TESTDATA_DIR` and `CONCLAVE_BIN_DIR`.\n"
       "\n"
       "This page is generated from the source; a test fails when it is stale.\n";
   for (const ConfigSection& section : config_sections()) {

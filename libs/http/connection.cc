@@ -363,6 +363,7 @@ void Connection::next_request() {
   if (!watching_) return read_header();
   // A read is pending: its end starts the next request, at once when there are bytes already.
   phase_ = State::kIdle;
+  parser_.reset();  // of the last request: nothing of the next has come
   if (state_->draining.load() && buffer_.size() == 0) return close();
   arm(state_->options.limits.header_timeout, &Connection::reading_too_slow);
   if (buffer_.size() > 0) socket_.cancel();

@@ -122,7 +122,7 @@ class MemberProcess {
 
   Status join() {
     const Incarnation self = make_incarnation();
-    TransportOptions options = UcxTransport::with_defaults(settings_.transport.options);
+    TransportOptions options = settings_.transport.options;
     options.self = self;
     options.secret = settings_.secret;
     options.fleet = settings_.numerics_id + " " + settings_.model_fingerprint;

@@ -39,7 +39,7 @@ class UcxTransport final : public SessionTransport, private Poller {
   // Endpoints being closed, and sends whose memory UCX still holds: both return to 0. For tests and metrics.
   size_t closing_links() const;
   size_t pending_sends() const;
-  // What UCX selected, in its own words, for `conclave diag`.
+  // What UCX selected, in its own words; for people.
   std::string describe() const;
 
  private:

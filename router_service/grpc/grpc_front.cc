@@ -64,6 +64,8 @@ gateway::GenerateRequest to_request(const v1::GenerateRequest& in,
 
 const char* finish_text(FinishReason finish) { return finish == FinishReason::kLength ? "length" : "stop"; }
 
+Status client_cancelled() { return cancelled("the client cancelled the call"); }
+
 void set_usage(v1::Usage* out, const gateway::Usage& usage) {
   out->set_prompt_tokens(usage.prompt_tokens);
   out->set_completion_tokens(usage.completion_tokens);
@@ -146,7 +148,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 
   void OnCancel() override {
     state_->cancel();
-    if (state_->give_up()) finish(cancelled("the client cancelled the call"));
+    if (state_->give_up()) finish(client_cancelled());
   }
   void OnDone() override { delete this; }
 
@@ -195,17 +197,24 @@ class StreamState : public CallState {
     finished_ = step.last;
     return step;
   }
-  void written() {
+  // True when the call was given up during the write: it is to be finished now.
+  bool written() {
     std::lock_guard lock(mutex_);
     writing_ = false;
+    return std::exchange(given_up_, false);
   }
+  // True for the one who may finish the call as cancelled. While a write is under way (or about to start, on
+  // another thread) that is written()'s caller, so that the reactor lives until then.
   bool give_up() {
     std::lock_guard lock(mutex_);
-    return !std::exchange(finished_, true);
+    if (std::exchange(finished_, true)) return false;
+    given_up_ = writing_;
+    return !writing_;
   }
 
  private:
   bool writing_ = false;
+  bool given_up_ = false;  // during a write
 };
 
 class StreamCall : public grpc::ServerWriteReactor<v1::GenerateChunk> {
@@ -225,12 +234,12 @@ class StreamCall : public grpc::ServerWriteReactor<v1::GenerateChunk> {
 
   void OnWriteDone(bool ok) override {
     if (!ok) state_->cancel();  // OnCancel finishes the call
-    state_->written();
+    if (state_->written()) return finish(client_cancelled());
     if (ok) advance(this, *state_);
   }
   void OnCancel() override {
     state_->cancel();
-    if (state_->give_up()) finish(cancelled("the client cancelled the call"));
+    if (state_->give_up()) finish(client_cancelled());
   }
   void OnDone() override { delete this; }
 

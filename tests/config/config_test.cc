@@ -113,6 +113,17 @@ TEST(ConfigTest, KeysThatContradictAreNamed) {
               HasSubstr("control.reconnect_min_ms is larger than control.reconnect_max_ms"));
   EXPECT_THAT(error_of("scheduler: {steps_in_flight: 2, dead_after_ms: 100}"),
               HasSubstr("scheduler.dead_after_ms: "));
+  EXPECT_THAT(error_of("attention: {missing_retry_ms: 9, missing_retry_cap_ms: 8}"),
+              HasSubstr("attention.missing_retry_ms is larger than attention.missing_retry_cap_ms"));
+  EXPECT_THAT(error_of("transport: {keepalive_timeout_ms: 100}"),
+              HasSubstr("transport.keepalive_interval_ms is larger than transport.keepalive_timeout_ms"));
+  EXPECT_THAT(error_of("transport: {max_rows: 100, max_items: 200}"),
+              AllOf(HasSubstr("attention.max_dispatch_rows is larger than transport.max_rows"),
+                    HasSubstr("attention.max_dispatch_items is larger than transport.max_items")));
+  EXPECT_THAT(error_of("attention: {max_queued_plans: 1}"),
+              HasSubstr("scheduler.steps_in_flight is larger than attention.max_queued_plans"));
+  EXPECT_THAT(error_of("control: {queue_messages: 16}"),
+              HasSubstr("control.max_open_requests is larger than control.queue_messages"));
   EXPECT_THAT(error_of("transport: {interface: ''}"),
               HasSubstr("transport.interface must name a network device"));
 }
@@ -121,6 +132,7 @@ TEST(ConfigTest, TheEnvironmentOverridesTheFile) {
   const Environment environment = {{"CONCLAVE_SCHEDULER_LISTEN", "127.0.0.1:9"},
                                    {"CONCLAVE_ATTENTION_KV_BYTES", "2MiB"},
                                    {"CONCLAVE_ISA", "avx2"},
+                                   {"CONCLAVE_URL", "http://127.0.0.1:1"},
                                    {"CONCLAVE_TESTDATA_DIR", "/x"},
                                    {"CONCLAVE_SCHEDULER_LISTE", "1"},
                                    {"CONCLAVE_SCHEDULER_PORT", "tcp://10.0.0.1:7070"},
@@ -132,6 +144,13 @@ TEST(ConfigTest, TheEnvironmentOverridesTheFile) {
   EXPECT_EQ(parsed->config.attention.kv_bytes, 2u << 20);
   EXPECT_THAT(parsed->warnings, ElementsAre(AllOf(HasSubstr("CONCLAVE_SCHEDULER_LISTE is no config key"),
                                                   HasSubstr("did you mean 'CONCLAVE_SCHEDULER_LISTEN'?"))));
+}
+
+TEST(ConfigTest, AnAddressWithoutAHostMeansEveryInterface) {
+  auto parsed = parse_config("router: {http_listen: ':80', grpc_listen: ''}\n", "c.yaml", {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->config.router.http_listen, "0.0.0.0:80");
+  EXPECT_EQ(parsed->config.router.grpc_listen, "");
 }
 
 TEST(ConfigTest, TheProcessEnvironmentIsRead) {
