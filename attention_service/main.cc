@@ -1,6 +1,4 @@
 // conclave-attention: an attention worker. Dense layers, KV cache, sampling; asks shards for the experts.
-#include <algorithm>
-
 #include "attention_service/adapters/worker_metrics.h"
 #include "attention_service/core/worker.h"
 #include "libs/service/member_settings.h"
@@ -8,20 +6,6 @@
 
 namespace conclave {
 namespace {
-
-// Pages that fit into `bytes`: keys and values of every layer, 16 positions a page.
-StatusOr<uint32_t> blocks_for(const ModelSpec& spec, Precision precision, uint64_t bytes) {
-  const uint64_t element = precision == Precision::kBf16 ? 2 : 4;
-  const uint64_t page = static_cast<uint64_t>(spec.num_layers) * 2 * spec.kv_size() * kBlockTokens * element;
-  const uint64_t pages = bytes / std::max<uint64_t>(page, 1);
-  if (pages == 0) {
-    return invalid_field("attention.kv_bytes", "attention.kv_bytes: " + std::to_string(bytes) +
-                                                   " bytes hold no page of this model, which takes " +
-                                                   std::to_string(page));
-  }
-  // More than every position of a few hundred full contexts is of no use, and must be addressable.
-  return static_cast<uint32_t>(std::min<uint64_t>(pages, 1u << 26));
-}
 
 Status run(Service& service) {
   const ClusterConfig& config = service.config();
@@ -36,7 +20,8 @@ Status run(Service& service) {
   options.threads = loaded.settings.threads;
   if (options.kv_blocks == 0) {
     ASSIGN_OR_RETURN(options.kv_blocks,
-                     blocks_for(loaded.model->spec, options.precision, config.attention.kv_bytes));
+                     kv_blocks_within(loaded.model->spec, options.precision, config.attention.kv_bytes,
+                                      config.scheduler.options.max_kv_blocks_per_worker));
   }
   service.startup().set("starting the data plane", config.transport.ucx.net_devices, 0.8);
   MemberProcess<Worker, WorkerMetrics> member(

@@ -2,9 +2,12 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 
+#include "attention_service/core/kv_store.h"
 #include "cli/progress.h"
+#include "libs/checkpoint/model_config.h"
 #include "libs/local_cluster/local_cluster.h"
 #include "libs/service/service.h"
 #include "libs/telemetry/log.h"
@@ -15,12 +18,30 @@
 namespace conclave::cli {
 namespace {
 
-LocalClusterOptions cluster_options(const ClusterConfig& config) {
+// Leases stay the local cluster's own, and peers need no sign of life: here nothing hangs or dies alone.
+StatusOr<LocalClusterOptions> cluster_options(const ClusterConfig& config) {
   LocalClusterOptions options;
   options.workers = config.supervisor.attention_workers;
   options.shards = config.supervisor.expert_shards;
   options.precision = config.model.precision;
-  options.threads = compute_threads(config.attention.options.threads);
+  options.threads =
+      compute_threads(std::max(config.attention.options.threads, config.experts.options.threads));
+  const scheduler::SchedulerOptions leases = options.scheduler;
+  options.scheduler = config.scheduler.options;
+  options.scheduler.lease_ms = leases.lease_ms;
+  options.scheduler.dead_after_ms = leases.dead_after_ms;
+  options.scheduler.dead_after_trouble_ms = leases.dead_after_trouble_ms;
+  options.worker = config.attention.options;
+  options.shard = config.experts.options;
+  options.transport = config.transport.options;
+  options.transport.keepalive_interval = 0;
+  options.transport.rows_crc = false;
+  if (options.worker.kv_blocks == 0) {
+    ASSIGN_OR_RETURN(const ModelSpec spec, read_model_spec(config.model.path));
+    ASSIGN_OR_RETURN(options.worker.kv_blocks,
+                     kv_blocks_within(spec, options.precision, config.attention.kv_bytes,
+                                      config.scheduler.options.max_kv_blocks_per_worker));
+  }
   return options;
 }
 
@@ -36,7 +57,9 @@ Status run_in_process(const ClusterConfig& config, const std::function<Status()>
   log_threshold(LogLevel::kWarn);  // the terminal belongs to the person who started us
 
   show_line("loading " + config.model.path);
-  auto cluster = LocalCluster::load(config.model.path, cluster_options(config));
+  auto options = cluster_options(config);
+  RETURN_IF_ERROR(options.status());
+  auto cluster = LocalCluster::load(config.model.path, *std::move(options));
   clear_line();
   RETURN_IF_ERROR(cluster.status());
   MetricsRegistry metrics;

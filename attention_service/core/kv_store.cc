@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -33,5 +34,18 @@ KvStore::KvStore(KvStore&& other) noexcept
       page_bytes_(other.page_bytes_),
       base_(std::exchange(other.base_, nullptr)),
       bytes_(other.bytes_) {}
+
+StatusOr<uint32_t> kv_blocks_within(const ModelSpec& spec, Precision precision, uint64_t bytes,
+                                    uint32_t most) {
+  const uint64_t page =
+      spec.num_layers * kernels::kv_page_bytes({spec.num_heads, spec.num_kv_heads, spec.head_dim, precision});
+  const uint64_t pages = bytes / std::max<uint64_t>(page, 1);
+  if (pages == 0) {
+    return invalid_field("attention.kv_bytes", "attention.kv_bytes: " + std::to_string(bytes) +
+                                                   " bytes hold no page of this model, which takes " +
+                                                   std::to_string(page));
+  }
+  return static_cast<uint32_t>(std::min<uint64_t>(pages, most));
+}
 
 }  // namespace conclave

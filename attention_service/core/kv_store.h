@@ -36,4 +36,9 @@ class KvStore {
   size_t bytes_;
 };
 
+// Pages whose keys and values, of every layer, fit into `bytes`; at most `most`, which is what the scheduler
+// keeps books of. INVALID_ARGUMENT naming attention.kv_bytes when not even one does.
+StatusOr<uint32_t> kv_blocks_within(const ModelSpec& spec, Precision precision, uint64_t bytes,
+                                    uint32_t most);
+
 }  // namespace conclave

@@ -160,7 +160,9 @@ void experts_fields(FieldList& f, ExpertsConfig& c) {
   ShardOptions& o = c.options;
   f.text("name", o.name, "Name of the shard for people; empty: made from the host name and process id.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
-  f.bytes("capacity_bytes", o.capacity_bytes, 0, kMaxBytes, "Weights the shard may hold; 0: no limit.");
+  f.bytes("capacity_bytes", o.capacity_bytes, 0, kMaxBytes,
+          "Weights the shard may hold, as told to the scheduler, which does not limit placements by it yet; "
+          "0: no limit.");
   f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
                       "Threads that compute; 0: the machine's cores.");
   f.integer<uint32_t>(

@@ -5,6 +5,7 @@
 #include <boost/asio/post.hpp>
 #include <charconv>
 #include <future>
+#include <new>
 #include <thread>
 
 #include "libs/http/connection.h"
@@ -62,7 +63,18 @@ class HttpServerImpl : public HttpServer {
   void run() {
     asio::post(strand_, [this] { accept(); });
     for (unsigned i = 0; i < std::max(1u, state_->options.threads); ++i)
-      threads_.emplace_back([this] { state_->context.run(); });
+      threads_.emplace_back([this] { serve(); });
+  }
+
+  // A handler that runs out of memory loses its connection, not the server.
+  void serve() {
+    for (;;) {
+      try {
+        state_->context.run();
+        return;
+      } catch (const std::bad_alloc&) {
+      }
+    }
   }
 
   std::string address() const override {

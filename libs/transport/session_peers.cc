@@ -74,14 +74,16 @@ void SessionTransport::connect(Incarnation id, std::string_view address) {
     peers_.erase(id);
     return refuse(annotate(s, "connecting"));
   }
-  peer.deadline = executor_.post_at(executor_.now() + options_.connect_deadline,
-                                    [this, id, link = peer.link, alive = std::weak_ptr<int>(alive_)] {
-                                      if (alive.expired()) return;
-                                      Peer* p = find(id);
-                                      if (!p || p->link != link || p->state == State::kUp) return;
-                                      p->deadline = {};
-                                      fail_peer(id, deadline_exceeded("no answer within connect_deadline"));
-                                    });
+  peer.deadline = executor_.post_at(
+      executor_.now() + options_.connect_deadline,
+      [this, id, link = peer.link, alive = std::weak_ptr<int>(alive_)] {
+        if (alive.expired()) return;
+        Peer* p = find(id);
+        if (!p || p->link != link || p->state == State::kUp) return;
+        p->deadline = {};
+        fail_peer(id, deadline_exceeded("no answer within connect_deadline; is it there, and "
+                                        "does it know the same cluster secret?"));
+      });
   send_hello(peer);
 }
 
@@ -169,6 +171,9 @@ void SessionTransport::on_hello(const wire::Header& h, wire::View header) {
 
 void SessionTransport::refuse_hello(const wire::Header& h, const wire::HelloBody& hello, const Status& why) {
   ++stats_.hellos_refused;
+  // A stranger gets no answer: one would mean opening a link to an address of its choice. Its connect
+  // deadline tells it.
+  if (why.code() == StatusCode::kUnauthenticated) return;
   if (refusals_.size() >= kMaxRefusals) return;  // the sender's connect deadline tells it as well
   const LinkId link = next_link_++;
   if (!link_open(link, hello.address).ok()) return;
@@ -200,8 +205,7 @@ void SessionTransport::on_hello_ack(const wire::Header& h, wire::View header) {
   }
   if (peer->state == State::kUp) return;  // the peer's own hello was faster
   if (ack.code != 0) {
-    // Not proven when the secrets differ, so it is believed only while connecting, where it can do no more
-    // than a lost message could.
+    // Believed without a proof, but only while connecting, where it can do no more than a lost message could.
     const auto code = ack.code <= 16 ? static_cast<StatusCode>(ack.code) : StatusCode::kUnknown;
     return fail_peer(peer->id, make_status(code, "refused by the peer: " + ack.message));
   }

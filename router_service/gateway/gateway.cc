@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -181,6 +182,16 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
 }
 
 void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation) {
+  // Memory that one request cannot have is that request's failure, not the router's end.
+  try {
+    prepare_or_throw(request, generation);
+  } catch (const std::bad_alloc&) {
+    generation->refuse(resource_exhausted("there is not enough memory for this request"));
+  }
+}
+
+void Gateway::prepare_or_throw(const GenerateRequest& request,
+                               const std::shared_ptr<Generation>& generation) {
   if (generation->ended()) return;
   auto accepted = accept(request, generation->id());
   if (!accepted.ok()) return generation->refuse(accepted.status());

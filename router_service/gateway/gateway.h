@@ -81,6 +81,7 @@ class Gateway {
   StatusOr<AcceptedRequest> accept(const GenerateRequest& request, RequestId id) const;
   Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;
   void prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
+  void prepare_or_throw(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
   void ended(const Summary& summary);
 
   const GatewayOptions options_;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <boost/json.hpp>
+#include <new>
 #include <utility>
 
 #include "router_service/http/openai_request.h"
@@ -183,7 +184,7 @@ class HttpFrontImpl : public HttpFront {
     // Parsing a large body takes long enough to hold up other streams of this thread.
     const auto body = std::make_shared<const std::string>(std::move(request.body));
     const bool taken = gateway_.run_on_text_thread([this, chat, body, exchange, r = std::string(route)] {
-      auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse(chat, *body));
+      auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse_within_memory(chat, *body));
       exchange->post([this, r, exchange, parsed] { generate(r, exchange, std::move(*parsed)); });
     });
     if (!taken)
@@ -193,6 +194,15 @@ class HttpFrontImpl : public HttpFront {
 
   static StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) {
     return chat ? parse_chat_completion(body) : parse_completion(body);
+  }
+
+  // Off the connections' threads nobody else catches what one body's size may cause.
+  static StatusOr<OpenAiRequest> parse_within_memory(bool chat, std::string_view body) {
+    try {
+      return parse(chat, body);
+    } catch (const std::bad_alloc&) {
+      return resource_exhausted("there is not enough memory for this request");
+    }
   }
 
   void generate(std::string_view route, std::shared_ptr<http::Exchange> exchange,
