@@ -21,8 +21,9 @@ struct ShardOptions {
   // (row, expert) pairs that may wait. At the bound the shard stops taking events from its transport until a
   // group is computed; the transport's own credits then hold the workers back.
   uint32_t max_queued_items = 131072;
-  // Pairs of one group. A single message larger than this still runs as one group.
-  uint32_t max_group_items = 32768;
+  // Pairs of one group. A single message larger than this still runs as one group. Small enough that a group
+  // of the real geometry takes well under a second: peers get no sign of life while it runs.
+  uint32_t max_group_items = 8192;
   // Replies that wait for a peer's credits. At the bound the oldest is dropped; its worker's deadline sends
   // the rows again.
   uint32_t max_waiting_replies = 1024;

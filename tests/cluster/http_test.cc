@@ -8,49 +8,14 @@
 #include <thread>
 
 #include "tests/cluster/cluster.h"
+#include "tests/cluster/completions.h"
 
 namespace conclave {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Nanos kLimit = 120 * kSecond;
-
 const auto* const g_environment = ::testing::AddGlobalTestEnvironment(new ClusterEnvironment);
-
-std::string body_of(uint32_t number, uint32_t max_tokens, bool stream) {
-  const AcceptedRequest request = numbered_request(number, max_tokens);
-  std::string ids;
-  for (TokenId token : request.prompt) ids += (ids.empty() ? "" : ",") + std::to_string(token);
-  return "{\"prompt\":[" + ids + "],\"max_tokens\":" + std::to_string(max_tokens) +
-         ",\"ignore_eos\":true,\"seed\":" + std::to_string(number) +
-         ",\"temperature\":" + (number % 2 == 0 ? "0" : "0.9") + (stream ? ",\"stream\":true}" : "}");
-}
-
-// The values of every "text" member, joined: one for a whole answer, many for a stream.
-std::string text_of(const std::string& body) {
-  std::string out;
-  const std::string key = "\"text\":\"";
-  for (size_t at = body.find(key); at != std::string::npos; at = body.find(key, at)) {
-    at += key.size();
-    while (at < body.size() && body[at] != '"') {
-      if (body[at] == '\\') out += body[at++];
-      out += body[at++];
-    }
-  }
-  return out;
-}
-
-// What is wrong with an answer, or its text.
-std::string complete(const std::string& address, uint32_t number, uint32_t max_tokens, bool stream) {
-  auto answer = http_post(address, "/v1/completions", body_of(number, max_tokens, stream), kLimit);
-  if (!answer.ok()) return "failed: " + message_of(answer.status());
-  if (answer->code != 200) return "failed: " + std::to_string(answer->code) + " " + answer->body;
-  if (stream && answer->body.find("data: [DONE]") == std::string::npos)
-    return "failed: no end: " + answer->body;
-  if (answer->body.find("\"length\"") == std::string::npos) return "failed: another end: " + answer->body;
-  return text_of(answer->body);
-}
 
 struct HttpTest : ::testing::Test {
   void SetUp() override {
@@ -161,7 +126,7 @@ TEST_F(HttpTest, BadInputIsAnAnswerAndTheClusterGoesOn) {
       {R"({"model":"nobody","prompt":"a"})", "404"},
   };
   for (const auto& [body, code] : bad) {
-    auto answer = http_post(cluster.http_address(), "/v1/completions", body, kLimit);
+    auto answer = http_post(cluster.http_address(), "/v1/completions", body, kCompletionLimit);
     ASSERT_TRUE(answer.ok()) << answer.status();
     EXPECT_EQ(std::to_string(answer->code), code) << body << ": " << answer->body;
     EXPECT_THAT(answer->body, HasSubstr("\"error\"")) << body;

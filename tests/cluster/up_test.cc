@@ -1,0 +1,87 @@
+// `conclave up`: its supervisor replaces what is killed, and it ends with all of its children.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "tests/cluster/cluster.h"
+#include "tests/cluster/completions.h"
+
+namespace conclave {
+namespace {
+
+using ::testing::HasSubstr;
+
+const auto* const g_environment = ::testing::AddGlobalTestEnvironment(new ClusterEnvironment);
+
+std::string file_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+// Direct children of a process that run `program`.
+std::vector<pid_t> children(pid_t parent, const std::string& program) {
+  const std::string id = std::to_string(parent);
+  std::istringstream list(file_text("/proc/" + id + "/task/" + id + "/children"));
+  std::vector<pid_t> out;
+  for (pid_t child = 0; list >> child;) {
+    const std::string command = file_text("/proc/" + std::to_string(child) + "/cmdline");
+    if (command.substr(0, command.find('\0')).ends_with(program)) out.push_back(child);
+  }
+  return out;
+}
+
+TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
+  const std::string ready = ClusterEnvironment::directory() + "/up.ready";
+  Process up = Process::start("conclave",
+                              {"up", "--model", ClusterEnvironment::model(), "--http", "127.0.0.1:0",
+                               "--grpc", "127.0.0.1:0", "--ready-file", ready},
+                              ClusterEnvironment::directory() + "/up.log");
+  ASSERT_TRUE(eventually([&] { return !file_text(ready).empty() || !up.running(); })) << up.log();
+  std::string address = file_text(ready);
+  ASSERT_TRUE(address.starts_with("http://")) << up.log();
+  address = address.substr(7, address.find_last_not_of("\n/") - 6);
+
+  const uint32_t kStreams = 16, kTokens = 160;
+  std::vector<std::string> expected;
+  for (uint32_t i = 0; i < kStreams; ++i) {
+    expected.push_back(complete(address, i, kTokens, false));
+    ASSERT_THAT(expected.back(), ::testing::Not(HasSubstr("failed: ")));
+  }
+  std::vector<pid_t> shards = children(up.pid(), "conclave-expert");
+  ASSERT_EQ(shards.size(), 2u);
+  std::vector<std::string> answers(kStreams);
+  std::atomic<uint32_t> ended{0};
+  std::vector<std::thread> clients;
+  for (uint32_t i = 0; i < kStreams; ++i) {
+    clients.emplace_back([&, i] {
+      answers[i] = complete(address, i, kTokens, true);
+      ++ended;
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(80));  // somewhere inside the streams
+  EXPECT_EQ(::kill(shards[0], SIGKILL), 0);
+  EXPECT_LT(ended, kStreams) << "the streams were over before the kill";
+  for (std::thread& client : clients) client.join();
+  for (uint32_t i = 0; i < kStreams; ++i) EXPECT_EQ(answers[i], expected[i]) << "stream " << i;
+  EXPECT_TRUE(eventually([&] {
+    const std::vector<pid_t> now = children(up.pid(), "conclave-expert");
+    return now.size() == 2 && now[0] != shards[0] && now[1] != shards[0];
+  })) << up.log();
+  EXPECT_THAT(up.log(), HasSubstr("restarting it"));
+
+  const std::vector<pid_t> last = children(up.pid(), "");
+  EXPECT_EQ(last.size(), 5u);
+  up.signal(SIGINT);
+  EXPECT_EQ(up.wait(30 * kSecond), 0) << up.log();
+  for (pid_t child : last) EXPECT_NE(::kill(child, 0), 0) << child << " is left behind";
+}
+
+}  // namespace
+}  // namespace conclave
