@@ -78,10 +78,10 @@ Status self_check(Isa isa) {
   const auto wrong = [&](const char* what) {
     return internal_error(std::string(isa_name(isa)) + " differs from the scalar contract in " + what);
   };
-  constexpr uint32_t kRows = 72, kCols = 272, kTokens = 9;
+  constexpr uint32_t kRows = 20, kCols = 208, kTokens = 7;  // small: every process runs this at start
   std::vector<uint16_t> x(size_t{kTokens} * kCols), w(size_t{kRows} * kCols);
   std::vector<uint8_t> w8(w.size());
-  std::vector<float> x32(x.size()), w32(w.size()), scales(3);
+  std::vector<float> x32(x.size()), w32(w.size()), scales(2);
   for (auto& v : x) v = any_bf16(rng);
   for (auto& v : w) v = any_bf16(rng);
   for (auto& v : w8) v = static_cast<uint8_t>(rng.next());
@@ -89,13 +89,13 @@ Status self_check(Isa isa) {
   for (size_t i = 0; i < x.size(); ++i) x32[i] = bf16_to_float(x[i]);
   for (size_t i = 0; i < w.size(); ++i) w32[i] = bf16_to_float(w[i]);
   const WeightView views[] = {{w.data(), WeightDtype::kBf16, kRows, kCols, nullptr, 0},
-                              {w8.data(), WeightDtype::kFp8E4m3, kRows, kCols, scales.data(), 3},
+                              {w8.data(), WeightDtype::kFp8E4m3, kRows, kCols, scales.data(), 2},
                               {w32.data(), WeightDtype::kF32, kRows, kCols, nullptr, 0},
                               // Widths that the single-row path takes.
-                              {w.data(), WeightDtype::kBf16, 68, 256, nullptr, 0},
-                              {w8.data(), WeightDtype::kFp8E4m3, 68, 256, scales.data(), 2}};
+                              {w.data(), WeightDtype::kBf16, kRows, 192, nullptr, 0},
+                              {w8.data(), WeightDtype::kFp8E4m3, kRows, 192, scales.data(), 2}};
   for (const WeightView& view : views) {
-    for (const uint32_t m : {1u, 2u, 3u, 4u, kTokens}) {
+    for (const uint32_t m : {1u, 2u, 4u, kTokens}) {
       for (const DotProduct dot : {DotProduct::kNever, DotProduct::kAlways})
         if (!matmul_agrees({isa, nullptr, dot}, view, Precision::kBf16, x.data(), m)) return wrong("matmul");
       if (!matmul_agrees({isa, nullptr}, view, Precision::kF32, x32.data(), m)) return wrong("matmul in f32");

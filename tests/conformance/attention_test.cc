@@ -65,10 +65,10 @@ void check(uint64_t seed, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint3
 TEST(Attention, Shapes) {
   check(1, 6, 1, 16, 70, 0, {1, 7, 64, 70});
   check(2, 4, 4, 8, 40, 0, {1, 7, 40});
-  check(3, 8, 2, 24, 150, 0, {1, 7, 64, 150});
+  if (!kSmallShapes) check(3, 8, 2, 24, 150, 0, {1, 7, 64, 150});
   check(4, 3, 1, 20, 33, 0, {1, 5, 33});
   check(5, 1, 1, 64, 100, 0, {1, 64, 100});
-  check(6, 14, 2, 40, 65, 0, {1, 7, 64, 65});
+  if (!kSmallShapes) check(6, 14, 2, 40, 65, 0, {1, 7, 64, 65});
   check(7, 80, 1, 8, 20, 0, {1, 7, 20});
 }
 
@@ -76,11 +76,11 @@ TEST(Attention, RealHeads) { check(8, 48, 8, 128, kSmallShapes ? 20 : 80, 0, {1,
 
 TEST(Attention, ManySegments) {
   const uint32_t n = kSmallShapes ? 600 : 1700;
-  check(9, 4, 2, 16, n, n - 70, {1, 7, 64, 70});
+  check(9, 4, 2, 16, n, n - (kSmallShapes ? 20 : 70), {1, 7, 64, 70});
   check(10, 6, 1, 32, n, n - 3, {1, 3});
 }
 
-TEST(Attention, LargeScores) { check(11, 4, 2, 16, 600, 500, {1, 7, 100}, 30.0f); }
+TEST(Attention, LargeScores) { check(11, 4, 2, 16, 600, kSmallShapes ? 570 : 500, {1, 7, 100}, 30.0f); }
 
 TEST(Attention, SeveralSequencesAtOnce) {
   const Sequence a(20, 6, 2, 16, 600, Precision::kBf16, 1), b(21, 6, 2, 16, 37, Precision::kBf16, 1),
