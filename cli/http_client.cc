@@ -148,14 +148,17 @@ StatusOr<ServerUrl> parse_url(std::string_view text) {
   if (rest.find("://") != std::string_view::npos)
     return invalid_field("--url", "only http:// URLs: '" + std::string(text) + "'");
   while (!rest.empty() && rest.back() == '/') rest.remove_suffix(1);
+  if (rest.size() > 3 && rest.substr(rest.size() - 3) == "/v1")
+    rest.remove_suffix(3);  // as other clients have it
   const size_t colon = rest.rfind(':');
   ServerUrl url;
   url.host = std::string(rest.substr(0, colon));
   url.port = colon == std::string_view::npos ? "8000" : std::string(rest.substr(colon + 1));
   if (url.host.size() > 2 && url.host.front() == '[' && url.host.back() == ']')
     url.host = url.host.substr(1, url.host.size() - 2);
-  const bool digits = !url.port.empty() && url.port.find_first_not_of("0123456789") == std::string::npos;
-  if (url.host.empty() || !digits || url.port.size() > 5 || url.host.find('/') != std::string::npos) {
+  const bool digits = !url.port.empty() && url.port.find_first_not_of("0123456789") == std::string::npos &&
+                      url.port.size() <= 5 && std::stoi(url.port) <= 65535;
+  if (url.host.empty() || !digits || url.host.find('/') != std::string::npos) {
     return invalid_field("--url", "not a server's address: '" + std::string(text) + "' (http://HOST:PORT)");
   }
   return url;

@@ -81,7 +81,8 @@ void add_logits_command(CLI::App& app, Command& chosen) {
   command->add_option("--dtype", flags->dtype, "bf16 as in serving, or f32 (parity mode)")
       ->capture_default_str();
   command->add_option("--out", flags->out, "File to write")->required();
-  command->add_option("--threads", flags->threads, "Threads (default: all cores)");
+  command->add_option("--threads", flags->threads, "Threads (default: all cores)")
+      ->check(CLI::Range(1u, 1024u));
   command->callback([&chosen, flags] { chosen = [flags] { return run_logits(*flags); }; });
 }
 

@@ -15,6 +15,8 @@
 namespace conclave::cli {
 namespace {
 
+constexpr size_t kMaxErrorLines = 12;  // of a child that cannot start
+
 sigset_t waited_signals() {
   sigset_t set;
   sigemptyset(&set);
@@ -37,13 +39,18 @@ std::string describe_exit(int status) {
 
 }  // namespace
 
-std::string last_line(const std::string& path) {
+std::string error_lines(const std::string& path, long offset, size_t max_lines) {
   std::ifstream in(path);
-  std::string line, last;
+  in.seekg(offset);
+  std::string line, out;
+  size_t lines = 0;
   while (std::getline(in, line)) {
-    if (!line.empty()) last = line;
+    if (line.empty() || line.front() == '{') continue;
+    if (++lines > max_lines) break;
+    if (!out.empty()) out += "\n  ";
+    out += line;
   }
-  return last;
+  return out;
 }
 
 void Supervisor::block_signals() {
@@ -73,6 +80,7 @@ Status Supervisor::spawn(Child& child) {
   const int log = open(child.spec.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (log < 0)
     return failed_precondition("cannot write " + child.spec.log_path + ": " + std::strerror(errno));
+  child.log_offset = std::max<long>(0, lseek(log, 0, SEEK_END));
   int failure[2];
   if (pipe2(failure, O_CLOEXEC) != 0) {
     close(log);
@@ -118,7 +126,8 @@ Status Supervisor::reap(const std::function<void(const std::string&, const std::
     if (child.pid <= 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
     child.pid = -1;
     if (!started_ && WIFEXITED(status) && WEXITSTATUS(status) != 0) {
-      return failed_precondition(child.spec.name + " cannot start: " + last_line(child.spec.log_path));
+      return failed_precondition(child.spec.name + " cannot start: " +
+                                 error_lines(child.spec.log_path, child.log_offset, kMaxErrorLines));
     }
     const TimePoint now = steady_now();
     if (now - child.started >= options_.healthy_after_ms * kMillisecond) child.backoff_ms = 0;

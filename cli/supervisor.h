@@ -57,7 +57,8 @@ class Supervisor {
  private:
   struct Child {
     ChildSpec spec;
-    pid_t pid = -1;  // -1: not running
+    pid_t pid = -1;       // -1: not running
+    long log_offset = 0;  // where this life's part of the log begins
     TimePoint started = 0;
     TimePoint restart_at = 0;
     int64_t backoff_ms = 0;
@@ -72,7 +73,8 @@ class Supervisor {
   bool started_ = false;
 };
 
-// The last non-empty line of a file, for error messages; empty when there is none.
-std::string last_line(const std::string& path);
+// What a program that failed wrote since `offset` bytes into its log, without its JSON log lines: its error,
+// at most max_lines of it. Empty when there is none.
+std::string error_lines(const std::string& path, long offset, size_t max_lines);
 
 }  // namespace conclave::cli

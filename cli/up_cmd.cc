@@ -1,5 +1,7 @@
 // conclave up: a supervised cluster on this machine, as separate processes or in one.
 #include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -98,7 +100,13 @@ class RunDirectory {
     if (!wanted.empty()) {
       fs::create_directories(wanted, error);
       if (error) return invalid_field("--run-dir", "cannot make " + wanted + ": " + error.message());
-      return std::unique_ptr<RunDirectory>(new RunDirectory(fs::absolute(wanted), false));
+      std::unique_ptr<RunDirectory> run(new RunDirectory(fs::absolute(wanted), false));
+      // Held until the process ends: two clusters in one directory would start each other's children.
+      run->lock_ = open(run->file("lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+      if (run->lock_ < 0 || flock(run->lock_, LOCK_EX | LOCK_NB) != 0) {
+        return invalid_field("--run-dir", "another cluster runs in " + wanted + ", or it is not writable");
+      }
+      return run;
     }
     std::string pattern = (fs::temp_directory_path(error) / "conclave-up-XXXXXX").string();
     if (error || !mkdtemp(pattern.data()))
@@ -108,6 +116,7 @@ class RunDirectory {
   ~RunDirectory() {
     std::error_code ignored;
     if (ours_ && !keep_) fs::remove_all(path_, ignored);
+    if (lock_ >= 0) close(lock_);
   }
   std::string file(const std::string& name) const { return (path_ / name).string(); }
   void keep() { keep_ = true; }
@@ -118,6 +127,7 @@ class RunDirectory {
   fs::path path_;
   bool ours_;
   bool keep_ = false;
+  int lock_ = -1;
 };
 
 Status write_file(const std::string& path, const std::string& text) {

@@ -90,9 +90,8 @@ Status Gateway::check(const GenerateRequest& request) const {
                                           "\" is not served here; \"" + model_.name + "\" is"),
                                 "model"),
                      "model_not_found");
-  constexpr double kHuge = std::numeric_limits<float>::max();
-  RETURN_IF_ERROR(
-      check_range(request.temperature, 0, kHuge, false, "temperature", "must be 0 (greedy) or more"));
+  RETURN_IF_ERROR(check_range(request.temperature, 0, 1e6, false, "temperature",
+                              "must be between 0 (greedy) and 1000000"));
   RETURN_IF_ERROR(check_range(request.top_p, 0, 1, true, "top_p", "must be above 0 and at most 1"));
   RETURN_IF_ERROR(check_range(request.min_p, 0, 1, false, "min_p", "must be from 0 to 1"));
   if (request.top_k && (*request.top_k < -1 || *request.top_k > std::numeric_limits<int32_t>::max()))

@@ -74,7 +74,8 @@ TEST(ParseUrlTest, AcceptsWhatPeopleType) {
   EXPECT_EQ(parse_url("localhost:1234")->host, "localhost");
   EXPECT_EQ(parse_url("example")->port, "8000");
   EXPECT_EQ(parse_url("[::1]:80")->host, "::1");
-  for (const char* bad : {"", "http://", "https://x", "host:port", "host:123456", "a/b:80"}) {
+  EXPECT_EQ(parse_url("http://host:65535/v1/")->port, "65535");
+  for (const char* bad : {"", "http://", "https://x", "host:port", "host:123456", "host:65536", "a/b:80"}) {
     EXPECT_FALSE(parse_url(bad).ok()) << bad;
   }
 }

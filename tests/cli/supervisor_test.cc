@@ -62,9 +62,13 @@ TEST_F(SupervisorTest, BackOffGrows) {
 
 TEST_F(SupervisorTest, AFailedStartIsFinalAndShowsTheChildsOwnLine) {
   Supervisor supervisor({});
-  ASSERT_TRUE(supervisor.start(shell("child", "echo noise; echo the port is taken; exit 1")).ok());
+  ASSERT_TRUE(
+      supervisor
+          .start(shell("child",
+                       "echo '{\"level\":\"info\"}'; echo the port is taken; echo take another; exit 1"))
+          .ok());
   const Status status = supervisor.run([](auto&, auto&) { ADD_FAILURE(); }, [] { return false; }, 1000);
-  EXPECT_EQ(message_of(status), "child cannot start: the port is taken");
+  EXPECT_EQ(message_of(status), "child cannot start: the port is taken\n  take another");
 }
 
 TEST_F(SupervisorTest, AnErrorAfterTheStartIsRetried) {

@@ -111,6 +111,7 @@ class Cluster {
     scheduler::SchedulerOptions options;
     options.incarnation = Incarnation(1);
     loop_ = std::make_unique<scheduler::SchedulerLoop>(options, scheduler_process_);
+    place_ = {&scheduler_process_, loop_.get()};
     add_member("attention-0", Role::kAttention);
     add_member("expert-0", Role::kExpert);
     add_member("expert-1", Role::kExpert);
@@ -162,8 +163,8 @@ class Cluster {
       beat = [s = member->shard.get()] { return Heartbeat{s->epoch(), s->queue_depth()}; };
     }
     member->handler = trace_handler(*core, name, trace_);
-    member->line = std::make_unique<scheduler::SimLink>(world_, *loop_, scheduler_process_, *member->executor,
-                                                        *member->handler, std::move(beat));
+    member->line = std::make_unique<scheduler::SimLink>(world_, place_, *member->executor, *member->handler,
+                                                        std::move(beat));
     member->link = trace_link(*member->line, name, trace_);
     if (member->worker) {
       member->worker->set_link(member->link.get());
@@ -181,6 +182,7 @@ class Cluster {
   SimExecutor& scheduler_process_;
   std::shared_ptr<LoopbackHub> hub_ = std::make_shared<LoopbackHub>();
   std::unique_ptr<scheduler::SchedulerLoop> loop_;
+  scheduler::SchedulerPlace place_;
   std::vector<std::unique_ptr<Member>> members_;
 };
 
