@@ -1,6 +1,7 @@
 #include "cli/sampling_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 
 namespace conclave::cli {
 namespace json = boost::json;
@@ -9,8 +10,9 @@ void SamplingFlags::add_to(CLI::App& command) {
   command.add_option("--url", url, "The router's address")->envname("CONCLAVE_URL")->capture_default_str();
   command.add_option("--model", model, "Model name to ask for (default: the served one)");
   command.add_option("--max-tokens", max_tokens, "Tokens to generate at most");
-  command.add_option("--temperature", temperature, "0 is greedy (default: the checkpoint's)");
-  command.add_option("--top-p", top_p, "Nucleus sampling");
+  command.add_option("--temperature", temperature, "0 is greedy (default: the checkpoint's)")
+      ->check(CLI::Range(0.0, 1e6));
+  command.add_option("--top-p", top_p, "Nucleus sampling")->check(CLI::Range(0.0, 1.0));
   command.add_option("--top-k", top_k, "Sample among the k likeliest");
   command.add_option("--seed", seed, "Same seed, same answer");
   command.add_option("--stop", stop, "Stop string; may be repeated");
@@ -51,6 +53,10 @@ int64_t int_at(const json::object& object, const char* key) {
 StatusOr<StreamResult> run_stream(const SamplingFlags& flags, const std::string& path, json::object body,
                                   const std::function<bool(const std::string&, bool)>& on_piece) {
   ASSIGN_OR_RETURN(const ServerUrl server, parse_url(flags.url));
+  // JSON has no such numbers, and the parser's range check lets NaN pass.
+  if (flags.temperature && std::isnan(*flags.temperature))
+    return invalid_field("--temperature", "is not a number");
+  if (flags.top_p && std::isnan(*flags.top_p)) return invalid_field("--top-p", "is not a number");
   flags.write_to(body);
   body["stream"] = true;
   body["stream_options"] = {{"include_usage", true}};
