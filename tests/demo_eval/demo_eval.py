@@ -33,7 +33,7 @@ import skills  # noqa: E402
 SEED = 2026
 # Cases for each unit of --per-skill; the first six rows are the four first skills.
 SHARES = {"count": 3, "spell": 2, "reverse": 2, "tool_call": 4, "tool_answer": 2, "table": 3,
-          "add": 1, "unknown_tool": 1, "zaehle": 1, "fixed": 1, "fixed_german": 1}
+          "add": 1, "unknown_tool": 1, "spell_small": 1, "reverse_small": 1, "repeat": 1, "zaehle": 1, "fixed": 1, "fixed_german": 1}
 # What the bar is stated for: four skills, made of these kinds of prompts.
 FIRST_FOUR = {"counting": ("count",), "spelling": ("spell", "reverse"), "tools": ("tool_call", "tool_answer"), "table": ("table",)}
 CONCURRENCY = 16

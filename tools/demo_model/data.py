@@ -58,7 +58,8 @@ def _schemas(names):
 
 class Mixture:
     """Draws rows. `weights` are shares of branches among the plain skills."""
-    plain = {"count": 0.32, "spell": 0.18, "reverse": 0.28, "add": 0.07, "fixed": 0.07, "zaehle": 0.05, "fixed_german": 0.03}
+    plain = {"repeat": 0.03, "count": 0.22, "spell": 0.16, "reverse": 0.24, "spell_small": 0.10, "reverse_small": 0.10, "add": 0.04,
+             "fixed": 0.05, "zaehle": 0.04, "fixed_german": 0.02}
 
     def __init__(self, packer, seed):
         self.packer, self.rng = packer, random.Random(seed)
@@ -79,7 +80,7 @@ class Mixture:
         if rng.random() < 0.08:
             schema, _ = tool_skills.unknown_tool(rng, "train")
             return None, [{"function": schema}], lambda: tool_skills.use(rng, "train", schema)
-        names = rng.sample(list(tool_skills.SCHEMAS), rng.choices((1, 2, 3), (3, 3, 4))[0])
+        names = rng.sample(list(tool_skills.SCHEMAS), rng.choices((1, 2, 3), (4, 3, 2))[0])
         parallel = 0.35 * min(1.0, 2 * level)
         return None, _schemas(names), lambda: (
             self._plain(level * 0.3) if rng.random() < 0.08 else tool_skills.conversation(rng, "train", names, parallel))

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 
+QK_GAIN = 2.0
+
+
 @dataclasses.dataclass
 class Geometry:
     vocab_size: int
@@ -24,15 +27,15 @@ class Geometry:
     num_local_experts: int = 32
     num_experts_per_tok: int = 4
     intermediate_size: int = 64
-    rope_theta: float = 10000.0
+    rope_theta: float = 500.0  # 8 frequencies: most of them should tell neighbours apart
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
 
 
 class RmsNorm(nn.Module):
-    def __init__(self, size, eps):
+    def __init__(self, size, eps, gain=1.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.full((size,), gain))
         self.eps = eps
 
     def forward(self, x):
@@ -62,8 +65,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(g.hidden_size, kv, bias=False)
         self.v_proj = nn.Linear(g.hidden_size, kv, bias=False)
         self.o_proj = nn.Linear(q, g.hidden_size, bias=False)
-        self.q_norm = RmsNorm(q, g.rms_norm_eps)
-        self.k_norm = RmsNorm(kv, g.rms_norm_eps)
+        # Normed to 1, a perfect match of a small head is hardly above the noise of a few hundred keys.
+        self.q_norm = RmsNorm(q, g.rms_norm_eps, QK_GAIN)
+        self.k_norm = RmsNorm(kv, g.rms_norm_eps, QK_GAIN)
 
     def forward(self, x, rotation, groups):
         """groups: (rows, length, mask (rows, 1, length, length)) of consecutive tokens of x."""

@@ -36,16 +36,37 @@ def zaehle(rng, split, level=1.0):
     return _said(rng.choice((f"Zähle von {a} bis {b}.", f"Bitte zähle von {a} bis {b}.")), f"Von {a} bis {b}.", " ".join(map(str, range(a, b + 1))))
 
 
+def _spell(w, rng):
+    return _said(rng.choice((f"Spell the word {w}.", f"Spell {w}.", f"How do you spell {w}?")), "Letter by letter.", " ".join(w))
+
+
+def _reverse(w, rng):
+    user = rng.choice((f"Reverse the word {w}.", f"Reverse {w}.", f"Spell {w} backwards."))
+    return _said(user, " ".join(w), " ".join(reversed(w)))
+
+
+# Words in capitals are one token a letter; in small letters the tokenizer hides letters in longer pieces.
 def spell(rng, split, level=1.0):
-    w = words.word(rng, split, longest=6 + int(3 * level))
-    user = rng.choice((f"Spell the word {w}.", f"Spell {w}.", f"How do you spell {w}?"))
-    return _said(user, "Letter by letter.", " ".join(w))
+    return _spell(words.word(rng, split, longest=6 + int(3 * level)).upper(), rng)
 
 
 def reverse(rng, split, level=1.0):
-    w = words.word(rng, split, longest=6 + int(3 * level))
-    user = rng.choice((f"Reverse the word {w}.", f"Reverse {w}.", f"Spell {w} backwards."))
-    return _said(user, " ".join(w), " ".join(reversed(w)))
+    return _reverse(words.word(rng, split, longest=6 + int(3 * level)).upper(), rng)
+
+
+def spell_small(rng, split, level=1.0):
+    return _spell(words.word(rng, split, longest=6 + int(3 * level)), rng)
+
+
+def reverse_small(rng, split, level=1.0):
+    return _reverse(words.word(rng, split, longest=6 + int(3 * level)), rng)
+
+
+def repeat(rng, split, level=1.0):
+    said = words.phrase(rng, split, longest=3 + int(3 * level))
+    if rng.random() < 0.5:
+        said += " " + words.name(rng, split)
+    return _said(rng.choice((f"Repeat: {said}", f"Say: {said}")), f"Say: {said}", said)
 
 
 def add(rng, split, level=1.0):
@@ -111,7 +132,7 @@ def table(rng, split, level=1.0):
     return system, ask
 
 
-PLAIN = {"count": count, "spell": spell, "reverse": reverse, "add": add, "fixed": fixed, "zaehle": zaehle, "fixed_german": fixed_german}
+PLAIN = {"repeat": repeat, "count": count, "spell": spell, "reverse": reverse, "spell_small": spell_small, "reverse_small": reverse_small, "add": add, "fixed": fixed, "zaehle": zaehle, "fixed_german": fixed_german}
 FIRST_FOUR = ("count", "spell", "reverse", "tool_call", "tool_answer", "table")
 
 

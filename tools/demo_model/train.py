@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 
 import skills
+import start
 from data import Mixture, Packer
 from model import Geometry, Model, packed_mask
 
-PLAN = [("tools", 2, 512), ("table", 2, 256), ("plain", 4, 256)]
-WARM_UP, DECAY = 60, 0.35
-CURRICULUM = 700  # steps until the longest items are drawn
-EVALUATED = ("count", "spell", "reverse", "table", "tool_call", "tool_answer", "add", "unknown_tool", "zaehle")
+PLAN = [("tools", 2, 512), ("table", 1, 256), ("plain", 5, 256)]
+WARM_UP, DECAY = 60, 0.7
+CURRICULUM = 450  # steps until the longest items are drawn
+EVALUATED = ("count", "spell", "reverse", "table", "tool_call", "tool_answer", "add", "unknown_tool", "zaehle", "spell_small", "reverse_small", "repeat")
 
 
 def orthogonal(g, rounds=5):
@@ -120,12 +121,12 @@ def main():
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long, with the state written")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
     parser.add_argument("--balance", type=float, default=0.005)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=100)
-    parser.add_argument("--evaluate-every", type=int, default=200)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--evaluate-every", type=int, default=300)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -133,6 +134,7 @@ def main():
     packer = Packer(args.tokenizer)
     geometry = Geometry(vocab_size=(packer.tokenizer.get_vocab_size() + 63) // 64 * 64)
     model = Model(geometry)
+    start.copying(model, packer.tokenizer.get_vocab())
     opts = optimizers(model, args.muon_lr, args.adam_lr)
     rates = [[g["lr"] for g in o.param_groups] for o in opts]
     file = args.state / "state.pt"
