@@ -58,8 +58,8 @@ def _schemas(names):
 
 class Mixture:
     """Draws rows. `weights` are shares of branches among the plain skills."""
-    plain = {"repeat": 0.03, "count": 0.22, "spell": 0.16, "reverse": 0.24, "spell_small": 0.10, "reverse_small": 0.10, "add": 0.04,
-             "fixed": 0.05, "zaehle": 0.04, "fixed_german": 0.02}
+    plain = {"repeat": 0.03, "count": 0.28, "spell": 0.14, "reverse": 0.28, "spell_small": 0.05, "reverse_small": 0.05, "add": 0.04,
+             "fixed": 0.06, "zaehle": 0.04, "fixed_german": 0.03}
 
     def __init__(self, packer, seed):
         self.packer, self.rng = packer, random.Random(seed)
