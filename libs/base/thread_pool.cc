@@ -1,10 +1,41 @@
 #include "libs/base/thread_pool.h"
 
+#include <sched.h>
+
+#include <chrono>
+
 #include "libs/base/check.h"
 
 namespace conclave {
+namespace {
 
-ThreadPool::ThreadPool(unsigned threads) {
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Until ready() or the time is up. On a machine with fewer cores than runnable threads the yield lets them
+// run.
+template <class Ready>
+bool spin_until(Nanos limit, const Ready& ready) {
+  constexpr int kPausesPerLook = 32;
+  if (ready()) return true;
+  if (limit <= 0) return false;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(limit);
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+    sched_yield();
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(unsigned threads, Nanos spin) : spin_(spin) {
   CONCLAVE_CHECK(threads >= 1);
   workers_.reserve(threads - 1);
   for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -20,46 +51,60 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::parallel_for(uint32_t count, const std::function<void(uint32_t)>& body) {
+  CONCLAVE_CHECK(count <= kMaxCount);
   if (count == 0) return;
   if (workers_.empty() || count == 1) {
     for (uint32_t i = 0; i < count; ++i) body(i);
     return;
   }
-  {
-    std::lock_guard lock(mutex_);
-    CONCLAVE_CHECK(body_ == nullptr);
-    body_ = &body;
-    count_ = count;
-    next_.store(0, std::memory_order_relaxed);
-    busy_ = static_cast<unsigned>(workers_.size());
-    ++generation_;
+  CONCLAVE_CHECK(body_ == nullptr);
+  body_ = &body;
+  finished_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t{count} << 32, std::memory_order_release);
+  // Either the store to epoch_ is seen by a thread about to park, or its parked_ is seen here.
+  epoch_.fetch_add(1);
+  if (parked_.load() > 0) {
+    { std::lock_guard lock(mutex_); }
+    start_.notify_all();
   }
-  start_.notify_all();
   drain();
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return busy_ == 0; });
+  const auto all = [&] { return finished_.load() == count; };
+  if (!spin_until(spin_, all)) {
+    std::unique_lock lock(mutex_);
+    caller_parked_ = true;
+    done_.wait(lock, all);
+    caller_parked_ = false;
+  }
   body_ = nullptr;
 }
 
 void ThreadPool::drain() {
   for (;;) {
-    const uint32_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= count_) return;
+    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acquire);
+    const auto count = static_cast<uint32_t>(ticket >> 32), i = static_cast<uint32_t>(ticket);
+    if (i >= count) return;
+    // The loop can't end before this i is finished, so body_ is its body.
     (*body_)(i);
+    if (finished_.fetch_add(1) + 1 == count && caller_parked_.load()) {
+      { std::lock_guard lock(mutex_); }
+      done_.notify_one();
+    }
   }
 }
 
 void ThreadPool::work() {
   uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  const auto called = [&] { return stop_.load() || epoch_.load() != seen; };
   for (;;) {
-    start_.wait(lock, [&] { return stop_ || generation_ != seen; });
+    if (!spin_until(spin_, called)) {
+      std::unique_lock lock(mutex_);
+      ++parked_;
+      start_.wait(lock, called);
+      --parked_;
+    }
     if (stop_) return;
-    seen = generation_;
-    lock.unlock();
+    seen = epoch_.load();
     drain();
-    lock.lock();
-    if (--busy_ == 0) done_.notify_one();
   }
 }
 

@@ -25,11 +25,11 @@ inline size_t row_dtype_bytes(RowDtype d) { return d == RowDtype::kBf16 ? 2 : 4;
 // "bf16" or "f32"; field names the flag or key for the error.
 StatusOr<Precision> parse_precision(std::string_view text, std::string_view field);
 
-// E.g. "k1-cpu-act.bf16-wire.bf16-out.bf16-kv.bf16". `backend_class` names the backend and instruction class
+// E.g. "k2-cpu-act.bf16-wire.bf16-out.bf16-kv.bf16". `backend_class` names the backend and instruction class
 // whose results are bitwise the contract's ("cpu" for every CPU kernel that passed its self check).
 std::string numerics_id(Precision precision, std::string_view backend_class);
 
 // Raised whenever a kernel's result changes in any bit.
-inline constexpr int kKernelContractVersion = 1;
+inline constexpr int kKernelContractVersion = 2;
 
 }  // namespace conclave
