@@ -184,7 +184,8 @@ TEST(OpenAi, StopReasons) {
 }
 
 TEST(OpenAi, ParametersReachTheScheduler) {
-  Server held({}, {}, {}, 4096, [](const AcceptedRequest&) { return std::vector<TokenId>(4000, 'a'); });
+  Server held(std::chrono::milliseconds(2), {}, {}, 4096,
+              [](const AcceptedRequest&) { return std::vector<TokenId>(4000, 'a'); });
   testing::RawClient client(held.port);
   client.send_request(
       "POST", "/v1/completions",
