@@ -3,11 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <condition_variable>
-
-#include "tests/router/fake_scheduler.h"
-#include "tests/router/fake_text.h"
+#include "tests/router/gateway_fixture.h"
 
 namespace conclave::gateway {
 namespace {
@@ -19,82 +15,6 @@ using testing::FakeScheduler;
 using testing::FakeText;
 using ::testing::HasSubstr;
 using testing::kEos;
-
-// Collects a generation's updates.
-class Client {
- public:
-  explicit Client(Gateway& gateway) : gateway_(gateway) {}
-
-  Status start(GenerateRequest request) {
-    auto made = gateway_.generate(std::move(request), [this] {
-      std::lock_guard lock(mutex_);
-      ++updates_;
-      changed_.notify_all();
-    });
-    if (!made.ok()) return made.status();
-    generation = *made;
-    return OkStatus();
-  }
-  // Takes updates until `done` says so; false after 10 s.
-  bool take_until(const std::function<bool()>& done) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (!done()) {
-      {
-        std::unique_lock lock(mutex_);
-        if (!changed_.wait_until(lock, until, [this] { return updates_ > 0; })) return false;
-        updates_ = 0;
-      }
-      take();
-    }
-    return true;
-  }
-  bool finish() {
-    return take_until([this] { return last.ended; });
-  }
-  void take() {
-    last = generation->take();
-    text += last.text;
-    tokens.insert(tokens.end(), last.tokens.begin(), last.tokens.end());
-  }
-
-  std::shared_ptr<Generation> generation;
-  std::string text;
-  std::vector<TokenId> tokens;
-  Update last;
-
- private:
-  Gateway& gateway_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int updates_ = 0;
-};
-
-GenerateRequest text_request(std::string text) {
-  GenerateRequest request;
-  request.prompt = TextPrompt{std::move(text)};
-  return request;
-}
-
-class GatewayTest : public ::testing::Test {
- protected:
-  FakeScheduler scheduler;
-  FakeText text;
-  std::mutex mutex;
-  std::vector<Summary> summaries;
-  Gateway gateway{GatewayOptions{}, fake_model(), scheduler, text, [this](const Summary& s) {
-                    std::lock_guard lock(mutex);
-                    summaries.push_back(s);
-                  }};
-
-  // Starts a request and gets it accepted.
-  AcceptedRequest begin(Client& client, GenerateRequest request, size_t n = 0) {
-    EXPECT_TRUE(client.start(std::move(request)).ok());
-    AcceptedRequest accepted = scheduler.wait_submitted(n);
-    EXPECT_EQ(accepted.id, client.generation->id());
-    scheduler.accept(accepted.id);
-    return accepted;
-  }
-};
 
 TEST_F(GatewayTest, FillsDefaultsAndPassesWhatTheClientSaid) {
   Client plain(gateway);
@@ -237,7 +157,7 @@ TEST_F(GatewayTest, TextAndUsageOfAPlainAnswer) {
   ASSERT_TRUE(client.finish());
   EXPECT_TRUE(client.last.error.ok());
   EXPECT_EQ(client.text, "one two");
-  EXPECT_EQ(client.last.finish, FinishReason::kLength);
+  EXPECT_EQ(client.finish_reason, FinishReason::kLength);
   EXPECT_EQ(client.last.usage.prompt_tokens, 2u);
   EXPECT_EQ(client.last.usage.completion_tokens, 7u);
   EXPECT_EQ(scheduler.cancelled(), 0u);
@@ -255,7 +175,7 @@ TEST_F(GatewayTest, TheEndOfSequenceTokenIsCountedAndHasNoText) {
   ASSERT_TRUE(client.finish());
   EXPECT_EQ(client.text, "ok");
   EXPECT_EQ(client.last.usage.completion_tokens, 3u);
-  EXPECT_EQ(client.last.finish, FinishReason::kStop);
+  EXPECT_EQ(client.finish_reason, FinishReason::kStop);
 }
 
 TEST_F(GatewayTest, StopStringAcrossTokensEndsAtItsToken) {
@@ -271,7 +191,7 @@ TEST_F(GatewayTest, StopStringAcrossTokensEndsAtItsToken) {
   scheduler.emit(r.id, index, byte_tokens("Discarded"));  // D completes it; the rest was sampled for nothing
   ASSERT_TRUE(client.finish());
   EXPECT_EQ(client.text, "some ");
-  EXPECT_EQ(client.last.finish, FinishReason::kStop);
+  EXPECT_EQ(client.finish_reason, FinishReason::kStop);
   EXPECT_EQ(client.last.usage.completion_tokens, 8u);
   EXPECT_EQ(client.tokens.size(), 8u);
   EXPECT_TRUE(scheduler.wait_cancelled(1));
@@ -285,7 +205,7 @@ TEST_F(GatewayTest, AHeldBackStopPrefixComesOutAtTheEnd) {
   scheduler.emit(r.id, 0, byte_tokens("the EN"), FinishReason::kLength);
   ASSERT_TRUE(client.finish());
   EXPECT_EQ(client.text, "the EN");
-  EXPECT_EQ(client.last.finish, FinishReason::kLength);
+  EXPECT_EQ(client.finish_reason, FinishReason::kLength);
 }
 
 TEST_F(GatewayTest, AnUnfinishedCharacterComesAfterHeldText) {
@@ -424,7 +344,7 @@ TEST_F(GatewayTest, OpenRequestsAreBounded) {
 
 TEST_F(GatewayTest, TemplatesThatRefuseNameTheMessages) {
   GenerateRequest request;
-  request.prompt = ChatPrompt{"[{\"role\":\"refuse-me\"}]"};
+  request.prompt = chat_prompt("[{\"role\":\"user\",\"content\":\"refuse-me\"}]");
   request.prompt_field = "messages";
   Client client(gateway);
   ASSERT_TRUE(client.start(request).ok());
