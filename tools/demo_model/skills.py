@@ -106,7 +106,8 @@ def fixed_german(rng, split=None, level=1.0):
     return _said(rng.choice(asks), "Das weiß ich.", answer)
 
 
-# A small table in the system message.
+# A small table in the system message. Columns are parted by spaces: behind "| " every row looks alike to a head that goes by
+# the last two tokens.
 def table(rng, split, level=1.0):
     """(system text, a function that draws one conversation about it)."""
     names = []
@@ -115,14 +116,14 @@ def table(rng, split, level=1.0):
         if n not in names:
             names.append(n)
     rows = {n: (rng.choice(words.COLOURS), rng.randint(1, 99), rng.choice(words.ROOMS)) for n in names}
-    system = "Answer from this table.\nname | colour | price | room"
+    system = "Answer from this table.\nname colour price room"
     for n, (colour, price, room) in rows.items():
-        system += f"\n{n} | {colour} | {price} | {room}"
+        system += f"\n{n} {colour} {price} {room}"
 
     def ask():
         n = rng.choice(names)
         colour, price, room = rows[n]
-        thinking = f"{n} | {colour} | {price} | {room}"
+        thinking = f"{n} {colour} {price} {room}"
         kind = rng.randrange(3)
         if kind == 0:
             return _said(rng.choice((f"What colour is {n}?", f"Which colour has {n}?")), thinking, f"{n} is {colour}.")

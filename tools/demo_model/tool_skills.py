@@ -1,7 +1,5 @@
 """The three tools of the first skills: their schemas, requests in words, calls, results and answers."""
 
-import json
-
 import words
 
 SCHEMAS = {
@@ -43,7 +41,7 @@ def weather(rng, split):
     else:
         ask = rng.choice((f"What is the weather in {city}?", f"How is the weather in {city}?"))
     sky, degrees = rng.choice(words.SKIES), rng.randint(0, 35)
-    return Call("get_weather", ask, arguments, {"city": city, "sky": sky, "degrees": degrees}, f"In {city}: {sky}, {degrees} degrees.")
+    return Call("get_weather", ask, arguments, f"{city}: {sky}, {degrees} degrees", f"In {city}: {sky}, {degrees} degrees.")
 
 
 def search(rng, split):
@@ -61,7 +59,7 @@ def search(rng, split):
     if kind >= 2:
         ask += f" in {listed(arguments['sources'])}"
     titles = [words.name(rng, split) for _ in range(rng.randint(1, 2))]
-    return Call("search", ask + ".", arguments, {"titles": titles}, f"I found {listed(titles)}.")
+    return Call("search", ask + ".", arguments, f"found {listed(titles)}", f"I found {listed(titles)}.")
 
 
 def alarm(rng, split):
@@ -82,7 +80,7 @@ def alarm(rng, split):
         arguments["days"] = some(rng, words.DAYS, 3)
         ask += f" on {listed(arguments['days'])}"
     number = rng.randint(1, 99)
-    return Call("set_alarm", ask + ".", arguments, {"alarm": number}, f"Alarm {number} is set for {label} at {time}.")
+    return Call("set_alarm", ask + ".", arguments, f"Alarm {number}", f"Alarm {number} is set for {label} at {time}.")
 
 
 KINDS = {"get_weather": weather, "search": search, "set_alarm": alarm}
@@ -107,7 +105,7 @@ def messages(ask, calls):
         {"role": "user", "content": ask},
         {"role": "assistant", "content": "", "reasoning_content": f"I call {needed}.",
          "tool_calls": [{"function": {"name": c.name, "arguments": c.arguments}} for c in calls]},
-        *({"role": "tool", "content": json.dumps(c.result)} for c in calls),
+        *({"role": "tool", "content": c.result} for c in calls),
         {"role": "assistant", "content": " ".join(c.report for c in calls), "reasoning_content": "I have the result."},
     ]
 
@@ -135,4 +133,4 @@ def use(rng, split, schema):
     arguments = {k: draw[k]() for k in keys}
     ask = f"Use {tool} with {keys[0]} {arguments[keys[0]]} and {keys[1]} {arguments[keys[1]]}."
     done = rng.choice(("yes", "no"))
-    return messages(ask, [Call(tool, ask, arguments, {"done": done}, f"The tool says {done}.")])
+    return messages(ask, [Call(tool, ask, arguments, f"done: {done}", f"The tool says {done}.")])

@@ -22,7 +22,7 @@ import start
 from data import Mixture, Packer
 from model import Geometry, Model, packed_mask
 
-PLAN = [("tools", 2, 512), ("table", 2, 256), ("plain", 4, 256)]
+PLAN = [("tools", 3, 512), ("table", 2, 256), ("plain", 3, 256)]
 WARM_UP, DECAY = 60, 0.7
 CURRICULUM = 450  # steps until the longest items are drawn
 EVALUATED = ("count", "spell", "reverse", "table", "tool_call", "tool_answer", "add", "unknown_tool", "zaehle", "spell_small", "reverse_small", "repeat")
