@@ -233,9 +233,10 @@ void SchedulerCore::handle(Cancel& event, TimePoint) {
   }
 }
 
-std::pair<const Incarnation, WorkerPlanner>* SchedulerCore::choose_worker(
-    std::span<const TokenId> known, uint32_t max_positions, const PrefixUse& prefix,
-    const std::set<Incarnation>& held) {
+std::pair<const Incarnation, WorkerPlanner>* SchedulerCore::choose_worker(std::span<const TokenId> known,
+                                                                          uint32_t max_positions,
+                                                                          const PrefixUse& prefix,
+                                                                          const std::set<Incarnation>& held) {
   std::pair<const Incarnation, WorkerPlanner>* best = nullptr;
   uint64_t best_cost = 0;
   for (auto& entry : workers_) {
@@ -243,8 +244,7 @@ std::pair<const Incarnation, WorkerPlanner>* SchedulerCore::choose_worker(
     if (held.contains(entry.first)) continue;
     const std::optional<uint32_t> cached = worker.fit(known, max_positions, prefix);
     if (!cached) continue;
-    const uint64_t cost =
-        known.size() - *cached + uint64_t{worker.running()} * options_.running_cost_tokens;
+    const uint64_t cost = known.size() - *cached + uint64_t{worker.running()} * options_.running_cost_tokens;
     if (best == nullptr || cost < best_cost ||
         (cost == best_cost && worker.pool().available() > best->second.pool().available())) {
       best = &entry;
@@ -279,7 +279,8 @@ void SchedulerCore::admit() {
     }
     known.insert(known.end(), request.generated.begin(), request.generated.end());
     const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
-    const PrefixUse prefix{prefix_salt(request.accepted), !request.accepted.sampling.prompt_logprobs};
+    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted),
+                           !request.accepted.sampling.prompt_logprobs};
     const auto best = choose_worker(known, request.max_positions(), prefix, held);
     if (best == nullptr) {
       for (const auto& [incarnation, worker] : workers_) {
@@ -295,8 +296,7 @@ void SchedulerCore::admit() {
     start.sampling = request.accepted.sampling;
     requests_.set_running(request, best->first, start.seq);
     counters_.prompt_tokens_admitted += start.tokens.size();
-    counters_.prompt_tokens_cached +=
-        best->second.admit(std::move(start), request.max_positions(), prefix);
+    counters_.prompt_tokens_cached += best->second.admit(std::move(start), request.max_positions(), prefix);
   }
 }
 

@@ -230,7 +230,7 @@ void WorkerPlanner::publish(Sequence& seq, uint32_t computed) {
     KvCache::PageTokens page;
     std::copy_n(seq.tokens.begin() + seq.shared * kBlockTokens, kBlockTokens, page.begin());
     std::optional<BlockId> parent;
-    if (seq.shared > 0) parent = seq.blocks[seq.shared - 1];
+    if (seq.shared > 0 && !faults_.share_by_tokens) parent = seq.blocks[seq.shared - 1];
     if (pool_.publish(seq.blocks[seq.shared], parent, seq.salt, page)) {
       ++seq.shared;
     } else {
@@ -258,7 +258,8 @@ Status WorkerPlanner::audit() const {
     promised += seq.promised;
     for (size_t i = 0; i < seq.blocks.size(); ++i) {
       const BlockId block = seq.blocks[i];
-      const bool twice = i < seq.shared ? owned.contains(block) : shared.contains(block) || owned.contains(block);
+      const bool twice =
+          i < seq.shared ? owned.contains(block) : shared.contains(block) || owned.contains(block);
       if (twice) return internal_error(name + " shares block " + std::to_string(block));
       if ((i < seq.shared ? shared : owned).insert(block).second) ++used;
     }
