@@ -23,7 +23,44 @@ Status check_range(std::optional<double> value, double low, double high, bool lo
   return OkStatus();
 }
 
+constexpr uint64_t kBytesPerToken = 4;  // of text, about; what a prompt takes before it is tokenized
+
+uint64_t estimate_tokens(const GenerateRequest& request) {
+  if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) return ids->ids.size();
+  const auto* text = std::get_if<TextPrompt>(&request.prompt);
+  const size_t bytes = text ? text->text.size() : std::get<ChatPrompt>(request.prompt).document_json.size();
+  return bytes / kBytesPerToken + 1;
+}
+
 }  // namespace
+
+std::string_view limit_name(Limit limit) {
+  switch (limit) {
+    case Limit::kMessages:
+      return "max_messages";
+    case Limit::kTools:
+      return "max_tools";
+    case Limit::kChoices:
+      return "max_choices";
+    case Limit::kLogprobs:
+      return "max_logprobs";
+    case Limit::kStops:
+      return "max_stops";
+    case Limit::kRequests:
+      return "max_requests";
+    case Limit::kQueuedRequests:
+      return "max_queued_requests";
+    case Limit::kQueuedTokens:
+      return "max_queued_tokens";
+    case Limit::kWaitingTexts:
+      return "max_waiting_texts";
+    case Limit::kSlowReader:
+      return "max_stream_events";
+    case Limit::kCount:
+      break;
+  }
+  return "";
+}
 
 Status with_code(Status status, std::string_view code) {
   status.SetPayload(kCodePayload, absl::Cord(absl::string_view(code.data(), code.size())));
@@ -42,7 +79,7 @@ Gateway::Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& schedul
       scheduler_(scheduler),
       codec_(codec),
       on_end_(std::move(on_end)),
-      pool_(options.text_threads, options.max_waiting_texts) {}
+      pool_(options.text_threads, options.limits.max_waiting_texts) {}
 
 Gateway::~Gateway() {
   begin_drain();
@@ -79,12 +116,59 @@ Status Gateway::accepting() const {
 GatewayCounts Gateway::counts() const {
   GatewayCounts counts;
   counts.waiting_texts = pool_.waiting();
+  counts.queued_requests = queue_.requests();
+  counts.queued_tokens = queue_.tokens();
   std::lock_guard lock(mutex_);
   counts.open = open_.size();
   return counts;
 }
 
+std::vector<OpenRequest> Gateway::open_requests(size_t max) const {
+  std::vector<OpenRequest> out;
+  const TimePoint now = steady_now();
+  {
+    std::lock_guard lock(mutex_);
+    out.reserve(open_.size());
+    for (const auto& [id, open] : open_) {
+      const Generation::Progress progress = open.generation->progress();
+      out.push_back({id, open.origin.request_id, open.origin.tenant, open.origin.route,
+                     now - open.generation->arrived(), progress.accepted, progress.usage});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.age > b.age; });
+  if (out.size() > max) out.resize(max);
+  return out;
+}
+
+Status Gateway::limit_reached(Limit limit, std::string_view what, uint64_t bound) const {
+  limit_counters_.reached(limit);
+  return resource_exhausted(std::string(limit_name(limit)) + " (" + std::to_string(bound) + ") " +
+                            std::string(what) + "; retry later");
+}
+
+Status Gateway::check_shape(const GenerateRequest& request) const {
+  const auto too_many = [this](Limit limit, const std::string& field, uint64_t have, uint64_t bound) {
+    limit_counters_.reached(limit);
+    return invalid_field(field, "has " + std::to_string(have) + "; at most " + std::to_string(bound) +
+                                    " are taken (" + std::string(limit_name(limit)) + ")");
+  };
+  const AdmissionLimits& limits = options_.limits;
+  if (const auto* chat = std::get_if<ChatPrompt>(&request.prompt)) {
+    if (chat->messages > limits.max_messages)
+      return too_many(Limit::kMessages, "messages", chat->messages, limits.max_messages);
+    if (chat->tools > limits.max_tools)
+      return too_many(Limit::kTools, "tools", chat->tools, limits.max_tools);
+  }
+  if (request.stop.size() > limits.max_stop_strings)
+    return too_many(Limit::kStops, "stop", request.stop.size(), limits.max_stop_strings);
+  if (request.stop_token_ids.size() > limits.max_stop_token_ids)
+    return too_many(Limit::kStops, "stop_token_ids", request.stop_token_ids.size(),
+                    limits.max_stop_token_ids);
+  return OkStatus();
+}
+
 Status Gateway::check(const GenerateRequest& request) const {
+  RETURN_IF_ERROR(check_shape(request));
   if (!request.model.empty() && request.model != model_.name)
     return with_code(with_field(not_found("the model \"" + request.model.substr(0, 256) +
                                           "\" is not served here; \"" + model_.name + "\" is"),
@@ -102,17 +186,12 @@ Status Gateway::check(const GenerateRequest& request) const {
     return invalid_field("min_tokens", "must not be negative");
   if (request.min_tokens && request.max_tokens && *request.min_tokens > *request.max_tokens)
     return invalid_field("min_tokens", "must not be more than " + request.max_tokens_field);
-  if (request.stop.size() > options_.max_stop_strings)
-    return invalid_field("stop", "has more than " + std::to_string(options_.max_stop_strings) + " strings");
   for (const std::string& stop : request.stop) {
     if (stop.empty()) return invalid_field("stop", "a stop string must not be empty");
-    if (stop.size() > options_.max_stop_string_bytes)
+    if (stop.size() > options_.limits.max_stop_string_bytes)
       return invalid_field("stop", "a stop string is longer than " +
-                                       std::to_string(options_.max_stop_string_bytes) + " bytes");
+                                       std::to_string(options_.limits.max_stop_string_bytes) + " bytes");
   }
-  if (request.stop_token_ids.size() > options_.max_stop_token_ids)
-    return invalid_field("stop_token_ids",
-                         "has more than " + std::to_string(options_.max_stop_token_ids) + " ids");
   for (const int64_t id : request.stop_token_ids)
     if (id < 0 || id >= static_cast<int64_t>(model_.vocab_size))
       return invalid_field("stop_token_ids", "the id " + std::to_string(id) +
@@ -158,42 +237,59 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
                                                         std::function<void()> on_update) {
   RETURN_IF_ERROR(check(request));
   RETURN_IF_ERROR(accepting());
+  const AdmissionLimits& limits = options_.limits;
+  const uint64_t estimate = estimate_tokens(request);
+  Limit which{};
+  if (!queue_.enter(estimate, limits.max_queued_requests, limits.max_queued_tokens, &which)) {
+    return which == Limit::kQueuedRequests
+               ? limit_reached(which, "requests are waiting", limits.max_queued_requests)
+               : limit_reached(which, "prompt tokens are waiting", limits.max_queued_tokens);
+  }
+  auto place = std::make_shared<QueueMeter::Place>(queue_, estimate);
   const RequestId id{system_random_u64(), system_random_u64()};
-  auto generation = std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
-                                                 [this](const Summary& summary) { ended(summary); });
+  auto generation =
+      std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
+                                   [this, record = request.origin.record](const Summary& summary) {
+                                     if (record) record->ended(summary);
+                                     if (summary.slow_reader) limit_counters_.reached(Limit::kSlowReader);
+                                     ended(summary);
+                                   });
+  generation->hold(place);
   {
     std::lock_guard lock(mutex_);
     if (draining_) return unavailable("the router is shutting down");
-    if (open_.size() >= options_.max_requests)
-      return resource_exhausted("max_requests (" + std::to_string(options_.max_requests) +
-                                ") requests are open; retry later");
-    open_.emplace(id, generation);
+    if (open_.size() >= limits.max_requests)
+      return limit_reached(Limit::kRequests, "requests are open", limits.max_requests);
+    open_.emplace(id, Open{generation, request.origin});
   }
-  const bool taken = pool_.try_submit([this, generation, r = std::move(request)] { prepare(r, generation); });
+  const bool taken = pool_.try_submit([this, generation, place = std::move(place), r = std::move(request)] {
+    prepare(r, generation, *place);
+  });
   if (!taken) {
     const Status full =
-        resource_exhausted("max_waiting_texts (" + std::to_string(options_.max_waiting_texts) +
-                           ") requests are waiting to be tokenized; retry later");
+        limit_reached(Limit::kWaitingTexts, "requests are waiting to be tokenized", limits.max_waiting_texts);
     generation->cancel(full);
     return full;
   }
   return generation;
 }
 
-void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation) {
+void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation,
+                      QueueMeter::Place& place) {
   // Memory that one request cannot have is that request's failure, not the router's end.
   try {
-    prepare_or_throw(request, generation);
+    prepare_or_throw(request, generation, place);
   } catch (const std::bad_alloc&) {
     generation->refuse(resource_exhausted("there is not enough memory for this request"));
   }
 }
 
-void Gateway::prepare_or_throw(const GenerateRequest& request,
-                               const std::shared_ptr<Generation>& generation) {
+void Gateway::prepare_or_throw(const GenerateRequest& request, const std::shared_ptr<Generation>& generation,
+                               QueueMeter::Place& place) {
   if (generation->ended()) return;
   auto accepted = accept(request, generation->id());
   if (!accepted.ok()) return generation->refuse(accepted.status());
+  place.correct(accepted->prompt.size());
   accepted->time_left -= steady_now() - generation->arrived();  // waiting and tokenizing count too
   if (accepted->time_left <= 0)
     return generation->refuse(deadline_exceeded("the request passed its deadline"));
@@ -205,6 +301,7 @@ void Gateway::prepare_or_throw(const GenerateRequest& request,
 StatusOr<AcceptedRequest> Gateway::accept(const GenerateRequest& request, RequestId id) const {
   AcceptedRequest accepted;
   accepted.id = id;
+  accepted.tenant = request.origin.tenant;
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
     accepted.prompt.assign(ids->ids.begin(), ids->ids.end());
   } else if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
@@ -251,7 +348,7 @@ void Gateway::ended(const Summary& summary) {
     std::lock_guard lock(mutex_);
     const auto at = open_.find(summary.id);
     if (at != open_.end()) {
-      dropped = std::move(at->second);
+      dropped = std::move(at->second.generation);
       open_.erase(at);
     }
     if (open_.empty()) idle_.notify_all();
@@ -273,7 +370,7 @@ void Gateway::abort_all(const Status& cause) {
   std::vector<std::shared_ptr<Generation>> all;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [id, generation] : open_) all.push_back(generation);
+    for (const auto& [id, open] : open_) all.push_back(open.generation);
   }
   for (const auto& generation : all) generation->abort(cause);
 }

@@ -1,8 +1,8 @@
 // The protocol-neutral front: validates a request, tokenizes it off the I/O threads, submits it, and follows
 // it until it ends. HTTP and gRPC are thin adapters over this.
 //
-// Bounds: open requests and requests waiting for the text threads (beyond: RESOURCE_EXHAUSTED, before any
-// work), the prompt's length, stop strings, and the tokens waiting for a slow client (Generation::Limits).
+// Bounds: AdmissionLimits (those of the queue: RESOURCE_EXHAUSTED, before any work), the prompt's length, and
+// the tokens waiting for a slow client (Generation::Limits).
 #pragma once
 
 #include <atomic>
@@ -12,12 +12,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
 #include "libs/model/model_spec.h"
 #include "libs/ports/scheduler_port.h"
+#include "router_service/gateway/admission.h"
 #include "router_service/gateway/generation.h"
 #include "router_service/gateway/request.h"
 #include "router_service/gateway/text_codec.h"
@@ -26,12 +29,8 @@
 namespace conclave::gateway {
 
 struct GatewayOptions {
-  uint32_t max_requests = 1024;      // open at once
-  uint32_t max_waiting_texts = 256;  // requests waiting for a text thread
-  unsigned text_threads = 2;         // tokenizing and templates
-  uint32_t max_stop_strings = 16;
-  uint32_t max_stop_string_bytes = 1024;
-  uint32_t max_stop_token_ids = 256;
+  AdmissionLimits limits;
+  unsigned text_threads = 2;  // tokenizing and templates
   Nanos default_deadline = 600 * kSecond;
   // A fleet that stops being ready (a process died) is usually back within a second: for so long requests are
   // still taken, and wait in the scheduler's queue. After that they are refused with the reason.
@@ -42,6 +41,19 @@ struct GatewayOptions {
 struct GatewayCounts {
   uint64_t open = 0;
   uint64_t waiting_texts = 0;
+  uint64_t queued_requests = 0;  // without their first token
+  uint64_t queued_tokens = 0;    // of their prompts
+};
+
+// One open request, for people; never its text.
+struct OpenRequest {
+  RequestId id;
+  std::string request_id;
+  std::string tenant;
+  std::string route;
+  Nanos age = 0;
+  bool accepted = false;  // the scheduler has it
+  Usage usage;            // so far
 };
 
 class Gateway {
@@ -66,6 +78,9 @@ class Gateway {
   // The longest prompt plus answer, in tokens.
   uint32_t context_length() const;
   GatewayCounts counts() const;
+  const LimitCounters& limits() const { return limit_counters_; }
+  // The oldest first, at most `max` of them.
+  std::vector<OpenRequest> open_requests(size_t max) const;
 
   // No new requests (UNAVAILABLE). Any thread.
   void begin_drain();
@@ -78,10 +93,14 @@ class Gateway {
   // As ready(), but forgives a fleet that was ready within unready_grace.
   Status accepting() const;
   Status check(const GenerateRequest& request) const;
+  Status check_shape(const GenerateRequest& request) const;
+  Status limit_reached(Limit limit, std::string_view what, uint64_t bound) const;
   StatusOr<AcceptedRequest> accept(const GenerateRequest& request, RequestId id) const;
   Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;
-  void prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
-  void prepare_or_throw(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
+  void prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation,
+               QueueMeter::Place& place);
+  void prepare_or_throw(const GenerateRequest& request, const std::shared_ptr<Generation>& generation,
+                        QueueMeter::Place& place);
   void ended(const Summary& summary);
 
   const GatewayOptions options_;
@@ -89,11 +108,17 @@ class Gateway {
   SchedulerPort& scheduler_;
   const TextCodec& codec_;
   const std::function<void(const Summary&)> on_end_;
+  mutable LimitCounters limit_counters_;
+  QueueMeter queue_;
 
+  struct Open {
+    std::shared_ptr<Generation> generation;
+    Origin origin;
+  };
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool draining_ = false;
-  std::unordered_map<RequestId, std::shared_ptr<Generation>> open_;
+  std::unordered_map<RequestId, Open> open_;
   WorkPool pool_;  // last: its threads use the rest
 };
 

@@ -101,10 +101,21 @@ void Generation::on_refused(const Status& cause) {
   run(std::move(after));
 }
 
+Generation::Progress Generation::progress() const {
+  std::lock_guard lock(mutex_);
+  return {accepted_, {static_cast<uint32_t>(prompt_.size()), received_}};
+}
+
+void Generation::hold(std::shared_ptr<void> place) {
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kEnded) place_ = std::move(place);
+}
+
 void Generation::on_tokens(const TokenEvent& event) {
   After after;
   {
     std::lock_guard lock(mutex_);
+    after.place = std::move(place_);
     if (state_ == State::kEnded || event.choice != 0) return;
     if (event.index > received_) {
       end(FinishReason::kNone,
@@ -143,6 +154,7 @@ void Generation::on_tokens(const TokenEvent& event) {
           break;
       }
     } else if (state_ != State::kEnded && pending_.tokens.size() > limits_.max_pending_tokens) {
+      slow_reader_ = true;
       end(FinishReason::kNone,
           resource_exhausted("the client reads too slowly: more than " +
                              std::to_string(limits_.max_pending_tokens) + " tokens were waiting for it"),
@@ -180,6 +192,7 @@ void Generation::end(FinishReason finish, const Status& error, After& after) {
   after.cancel = state_ == State::kSubmitted;
   cancel_wanted_ = state_ == State::kSubmitting;
   state_ = State::kEnded;
+  if (place_) after.place = std::move(place_);
   pending_.ended = true;
   pending_.finish = finish;
   pending_.error = error;
@@ -188,6 +201,7 @@ void Generation::end(FinishReason finish, const Status& error, After& after) {
   summary.code = error.code();
   summary.finish = finish;
   summary.accepted = accepted_;
+  summary.slow_reader = slow_reader_;
   summary.usage = {static_cast<uint32_t>(prompt_.size()), received_};
   summary.to_first_token = to_first_token_;
   summary.total = steady_now() - arrived_;
@@ -202,6 +216,7 @@ void Generation::note_update(After& after) {
 }
 
 void Generation::run(After after) {
+  after.place.reset();  // before anybody is told
   if (after.cancel) scheduler_.cancel(id_);
   std::shared_ptr<const std::function<void()>> dropped;
   if (after.summary) {

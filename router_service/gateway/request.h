@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,7 +23,26 @@ struct TokenPrompt {
   std::vector<int64_t> ids;
 };
 
+struct Summary;
+
+// Keeps the account of one request over all its generations; told of each one's end, from any thread.
+class RequestRecord {
+ public:
+  virtual ~RequestRecord() = default;
+  virtual void ended(const Summary& summary) = 0;
+};
+
+// Where a request comes from. The protocol adapters fill it in from their front door.
+struct Origin {
+  std::string request_id;  // the client's word for it, or ours
+  std::string route;
+  std::string tenant;                     // whose key it came with; empty without keys
+  bool trusted = false;                   // may set allow_special_tokens
+  std::shared_ptr<RequestRecord> record;  // may be null
+};
+
 struct GenerateRequest {
+  Origin origin;
   std::string model;  // empty: the served one
   std::variant<TextPrompt, TokenPrompt, ChatPrompt> prompt;
   std::optional<double> temperature;
@@ -48,6 +68,9 @@ struct Usage {
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;
 };
+
+// The code of a refusal by a tenant's rate limit: HTTP 429, where other bounds give 503.
+inline constexpr char kRateLimitExceeded[] = "rate_limit_exceeded";
 
 // A stable word for programs beside a refusal's message ("context_length_exceeded", "model_not_found"); empty
 // when there is none.

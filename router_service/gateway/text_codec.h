@@ -27,6 +27,8 @@ class TokenText {
 // "add_generation_prompt":true}, checked by the protocol adapter.
 struct ChatPrompt {
   std::string document_json;
+  uint32_t messages = 0;
+  uint32_t tools = 0;
 };
 
 // Any thread. encode and encode_chat may take milliseconds (a template runs in another process): call them

@@ -20,6 +20,7 @@ using gateway::Generation;
 using gateway::Update;
 using OnAnswer = std::function<void(std::string_view, int)>;
 
+constexpr uint64_t kBytesPerToken = 4;  // of a message, about
 constexpr char kServiceName[] = "conclave.v1.Inference";
 
 // Client errors name the field in the message and, for programs, in the trailing metadata.
@@ -30,6 +31,32 @@ grpc::Status grpc_error(const Status& status, grpc::CallbackServerContext* conte
   if (!code.empty()) context->AddTrailingMetadata("conclave-code", code);
   if (field.empty() || status.code() != StatusCode::kInvalidArgument) return rpc::to_grpc(status);
   return rpc::to_grpc(invalid_argument(field + ": " + message_of(status)));
+}
+
+std::string_view metadata(const grpc::CallbackServerContext& context, const char* name) {
+  const auto at = context.client_metadata().find(name);
+  return at == context.client_metadata().end() ? std::string_view()
+                                               : std::string_view(at->second.data(), at->second.size());
+}
+
+// What every method begins with: the request id (returned in the initial metadata), the caller's key, and the
+// allowance for `bytes` of request. The visit is there whatever the status says.
+struct Entry {
+  std::shared_ptr<door::Visit> visit;
+  Status status;
+};
+Entry enter(door::FrontDoor& door, grpc::CallbackServerContext* context, std::string_view method,
+            uint64_t bytes) {
+  const std::string_view wanted = metadata(*context, "x-request-id");
+  std::string id = door::usable_request_id(wanted) ? std::string(wanted) : door::make_request_id();
+  context->AddInitialMetadata("x-request-id", id);
+  auto tenant = door.identify(metadata(*context, "authorization"));
+  Entry entry;
+  entry.visit = door.enter("grpc", method, std::move(id), tenant.ok() ? *tenant : nullptr);
+  entry.status = tenant.ok() ? entry.visit->charge(bytes / kBytesPerToken) : tenant.status();
+  if (tenant.ok())
+    for (const auto& [name, value] : entry.visit->headers()) context->AddTrailingMetadata(name, value);
+  return entry;
 }
 
 gateway::GenerateRequest to_request(const v1::GenerateRequest& in,
@@ -69,6 +96,15 @@ Status client_cancelled() { return cancelled("the client cancelled the call"); }
 void set_usage(v1::Usage* out, const gateway::Usage& usage) {
   out->set_prompt_tokens(usage.prompt_tokens);
   out->set_completion_tokens(usage.completion_tokens);
+}
+
+StatusOr<std::shared_ptr<Generation>> generate(Gateway& gateway, grpc::CallbackServerContext* context,
+                                               const v1::GenerateRequest& message, const Entry& entry,
+                                               std::function<void()> on_update) {
+  RETURN_IF_ERROR(entry.status);
+  gateway::GenerateRequest request = to_request(message, *context);
+  request.origin = entry.visit->origin(entry.visit);
+  return gateway.generate(std::move(request), std::move(on_update));
 }
 
 // Between a reactor (which gRPC deletes when the call is done) and its generation (which may still report
@@ -131,13 +167,14 @@ class UnaryState : public CallState {
 
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(Gateway& gateway, grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-            v1::GenerateResponse* response, const OnAnswer& on_answer)
+  UnaryCall(Gateway& gateway, door::FrontDoor& door, grpc::CallbackServerContext* context,
+            const v1::GenerateRequest* request, v1::GenerateResponse* response, const OnAnswer& on_answer)
       : context_(context),
         on_answer_(on_answer),
+        entry_(enter(door, context, "Generate", request->ByteSizeLong())),
         state_(std::make_shared<UnaryState>(response, gateway.model().name)) {
     auto generation =
-        gateway.generate(to_request(*request, *context), [this, state = state_] { finish_if(this, *state); });
+        generate(gateway, context, *request, entry_, [this, state = state_] { finish_if(this, *state); });
     if (!generation.ok()) {
       if (state_->give_up()) finish(generation.status());
       return;
@@ -159,11 +196,13 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   }
   void finish(const Status& status) {
     on_answer_("Generate", static_cast<int>(status.code()));
+    entry_.visit->answered(static_cast<int>(status.code()));
     Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context_));
   }
 
   grpc::CallbackServerContext* const context_;
   const OnAnswer& on_answer_;
+  const Entry entry_;
   const std::shared_ptr<UnaryState> state_;
 };
 
@@ -219,11 +258,14 @@ class StreamState : public CallState {
 
 class StreamCall : public grpc::ServerWriteReactor<v1::GenerateChunk> {
  public:
-  StreamCall(Gateway& gateway, grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-             const OnAnswer& on_answer)
-      : context_(context), on_answer_(on_answer), state_(std::make_shared<StreamState>()) {
+  StreamCall(Gateway& gateway, door::FrontDoor& door, grpc::CallbackServerContext* context,
+             const v1::GenerateRequest* request, const OnAnswer& on_answer)
+      : context_(context),
+        on_answer_(on_answer),
+        entry_(enter(door, context, "GenerateStream", request->ByteSizeLong())),
+        state_(std::make_shared<StreamState>()) {
     auto generation =
-        gateway.generate(to_request(*request, *context), [this, state = state_] { advance(this, *state); });
+        generate(gateway, context, *request, entry_, [this, state = state_] { advance(this, *state); });
     if (!generation.ok()) {
       if (state_->give_up()) finish(generation.status());
       return;
@@ -261,11 +303,13 @@ class StreamCall : public grpc::ServerWriteReactor<v1::GenerateChunk> {
   }
   void finish(const Status& status) {
     on_answer_("GenerateStream", static_cast<int>(status.code()));
+    entry_.visit->answered(static_cast<int>(status.code()));
     Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context_));
   }
 
   grpc::CallbackServerContext* const context_;
   const OnAnswer& on_answer_;
+  const Entry entry_;
   const std::shared_ptr<StreamState> state_;
   v1::GenerateChunk chunk_;
 };
@@ -279,6 +323,11 @@ class GrpcFrontImpl : public GrpcFront, private v1::Inference::CallbackService {
   ~GrpcFrontImpl() override { shutdown(0); }
 
   Status listen() {
+    door_ = options_.door;
+    if (door_ == nullptr) {
+      ASSIGN_OR_RETURN(own_door_, door::FrontDoor::open({}));
+      door_ = own_door_.get();
+    }
     static std::once_flag once;  // both are process-wide and must come before the first server
     std::call_once(once, [] {
       grpc::EnableDefaultHealthCheckService(true);
@@ -286,6 +335,7 @@ class GrpcFrontImpl : public GrpcFront, private v1::Inference::CallbackService {
     });
     grpc::ServerBuilder builder;
     rpc::configure_server(builder, options_.listen, options_.max_message_bytes, &port_);
+    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(options_.max_metadata_bytes));
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
@@ -319,15 +369,17 @@ class GrpcFrontImpl : public GrpcFront, private v1::Inference::CallbackService {
  private:
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
                                      v1::GenerateResponse* response) override {
-    return new UnaryCall(gateway_, context, request, response, options_.on_answer);
+    return new UnaryCall(gateway_, *door_, context, request, response, options_.on_answer);
   }
   grpc::ServerWriteReactor<v1::GenerateChunk>* GenerateStream(grpc::CallbackServerContext* context,
                                                               const v1::GenerateRequest* request) override {
-    return new StreamCall(gateway_, context, request, options_.on_answer);
+    return new StreamCall(gateway_, *door_, context, request, options_.on_answer);
   }
 
   GrpcFrontOptions options_;
   Gateway& gateway_;
+  std::unique_ptr<door::FrontDoor> own_door_;
+  door::FrontDoor* door_ = nullptr;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
 };

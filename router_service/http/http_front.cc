@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <boost/json.hpp>
+#include <charconv>
 #include <new>
 #include <utility>
 
@@ -12,11 +13,25 @@ namespace conclave::router {
 namespace json = boost::json;
 namespace {
 
+constexpr size_t kBytesPerToken = 4;  // of a body, about
+constexpr char kTimeoutHeader[] = "x-request-timeout";
+constexpr double kMaxTimeoutSeconds = 7 * 86400;
 constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
 
 using gateway::Gateway;
 using gateway::Generation;
 using gateway::Update;
+
+// Seconds, as a decimal number; absent where there is no such header.
+StatusOr<std::optional<Nanos>> parse_timeout(std::string_view text) {
+  if (text.empty()) return std::optional<Nanos>();
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(seconds > 0 && seconds <= kMaxTimeoutSeconds))
+    return invalid_field(kTimeoutHeader, "must be a number of seconds above 0, at most a week");
+  return std::optional<Nanos>(static_cast<Nanos>(seconds * kSecond));
+}
 
 // Follows one generation on its connection. Everything but notify() runs there, one call at a time.
 class Answer : public http::StreamSource, public std::enable_shared_from_this<Answer> {
@@ -119,6 +134,11 @@ class HttpFrontImpl : public HttpFront {
       : options_(std::move(options)), gateway_(gateway), started_(wall_now_ms() / 1000) {}
 
   Status listen() {
+    door_ = options_.door;
+    if (door_ == nullptr) {
+      ASSIGN_OR_RETURN(own_door_, door::FrontDoor::open({}));
+      door_ = own_door_.get();
+    }
     http::HttpServerOptions server;
     server.listen = options_.listen;
     server.threads = options_.threads;
@@ -126,6 +146,18 @@ class HttpFrontImpl : public HttpFront {
     server.error_body = [this](int status, std::string_view message) {
       count("other", status);
       return http_error(status, message);
+    };
+    // Nobody without a key gets us to read a body.
+    server.head_check = [this](const http::Request& head) -> std::optional<http::Response> {
+      if (head.path == kHealth) return std::nullopt;
+      auto tenant = door_->identify(head.header("authorization"));
+      if (tenant.ok()) return std::nullopt;
+      http::Response refusal = error_response(tenant.status());
+      refusal.headers.emplace_back("www-authenticate", "Bearer");
+      const std::string_view route = route_of(head.path);
+      count(route, refusal.status);
+      door_->enter("http", route, head.id, nullptr)->answered(refusal.status);
+      return refusal;
     };
     auto started = http::HttpServer::start(
         std::move(server), [this](http::Request& request, std::shared_ptr<http::Exchange> exchange) {
@@ -146,50 +178,75 @@ class HttpFrontImpl : public HttpFront {
     if (options_.on_answer) options_.on_answer(route, status);
   }
 
-  void reply(std::string_view route, http::Exchange& exchange, http::Response response) const {
-    count(route, response.status);
-    exchange.respond(std::move(response));
+  // One request on its way: its route, its record, and where its answer goes.
+  struct Call {
+    std::string_view route;  // static
+    std::shared_ptr<door::Visit> visit;
+    std::shared_ptr<http::Exchange> exchange;
+    std::optional<Nanos> timeout;  // x-request-timeout
+  };
+
+  void reply(const Call& call, http::Response response) const {
+    count(call.route, response.status);
+    if (call.visit) call.visit->answered(response.status);
+    call.exchange->respond(std::move(response));
+  }
+
+  static constexpr std::string_view kHealth = "/health";
+  static constexpr std::string_view kCompletions = "/v1/completions";
+  static constexpr std::string_view kChat = "/v1/chat/completions";
+  static constexpr std::string_view kModels = "/v1/models";
+  static constexpr std::string_view kOther = "other";
+
+  static std::string_view route_of(std::string_view path) {
+    for (const std::string_view route : {kHealth, kCompletions, kChat, kModels})
+      if (path == route) return route;
+    return path.starts_with("/v1/models/") && path.size() > kModels.size() + 1 ? kModels : kOther;
   }
 
   void handle(http::Request& request, std::shared_ptr<http::Exchange> exchange) {
     const std::string_view path = request.path;
-    const bool completions = path == "/v1/completions";
-    const bool chat = path == "/v1/chat/completions";
-    constexpr std::string_view kModels = "/v1/models";
-    const bool models =
-        path == kModels || (path.starts_with("/v1/models/") && path.size() > kModels.size() + 1);
-    const std::string_view route = completions || chat || path == "/health" ? path
-                                   : models                                 ? kModels
-                                                                            : "other";
-    if (route == "other")
-      return reply(route, *exchange,
-                   http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
+    const std::string_view route = route_of(path);
+    const bool chat = route == kChat;
+    const bool models = route == kModels;
+    Call call{route, nullptr, std::move(exchange), std::nullopt};
+    if (route != kHealth) {  // probes are not worth a line
+      auto tenant = door_->identify(request.header("authorization"));
+      if (!tenant.ok()) return reply(call, error_response(tenant.status()));
+      call.visit = door_->enter("http", route, request.id, *std::move(tenant));
+    }
+    if (route == kOther)
+      return reply(call, http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
 
-    const bool posts = completions || chat;
+    const bool posts = route == kCompletions || chat;
     const std::string_view allowed = posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
-    if (request.method == "OPTIONS")
-      return reply(route, *exchange, {204, "", {{"allow", std::string(allowed)}}, ""});
+    if (request.method == "OPTIONS") return reply(call, {204, "", {{"allow", std::string(allowed)}}, ""});
     const bool fits = posts ? request.method == "POST" : request.method == "GET" || request.method == "HEAD";
     if (!fits) {
       http::Response refusal = http_error(405, std::string(path) + " takes " + std::string(allowed));
       refusal.headers.emplace_back("allow", allowed);
-      return reply(route, *exchange, std::move(refusal));
+      return reply(call, std::move(refusal));
     }
-    if (path == "/health") return reply(route, *exchange, health());
-    if (models)
-      return reply(route, *exchange, list_models(path == kModels ? "" : path.substr(kModels.size() + 1)));
+    if (route == kHealth) return reply(call, health());
+    if (models) return reply(call, list_models(path == kModels ? "" : path.substr(kModels.size() + 1)));
 
-    if (request.body.size() <= kLargeBody)
-      return generate(route, std::move(exchange), parse(chat, request.body));
+    // Before any work: what is left of the caller's allowance.
+    const Status allowed_now = call.visit->charge(request.body.size() / kBytesPerToken);
+    if (auto headers = call.visit->headers(); !headers.empty())
+      call.exchange->add_headers(std::move(headers));
+    if (!allowed_now.ok()) return reply(call, error_response(allowed_now));
+    auto timeout = parse_timeout(request.header(kTimeoutHeader));
+    if (!timeout.ok()) return reply(call, error_response(timeout.status()));
+    call.timeout = *timeout;
+    if (request.body.size() <= kLargeBody) return generate(call, parse(chat, request.body));
     // Parsing a large body takes long enough to hold up other streams of this thread.
     const auto body = std::make_shared<const std::string>(std::move(request.body));
-    const bool taken = gateway_.run_on_text_thread([this, chat, body, exchange, r = std::string(route)] {
+    const bool taken = gateway_.run_on_text_thread([this, chat, body, call] {
       auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse_within_memory(chat, *body));
-      exchange->post([this, r, exchange, parsed] { generate(r, exchange, std::move(*parsed)); });
+      call.exchange->post([this, call, parsed] { generate(call, std::move(*parsed)); });
     });
     if (!taken)
-      reply(route, *exchange,
-            error_response(resource_exhausted("too many requests wait to be read; retry later")));
+      reply(call, error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
   static StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) {
@@ -205,12 +262,16 @@ class HttpFrontImpl : public HttpFront {
     }
   }
 
-  void generate(std::string_view route, std::shared_ptr<http::Exchange> exchange,
-                StatusOr<OpenAiRequest> parsed) {
-    if (!parsed.ok()) return reply(route, *exchange, error_response(parsed.status()));
-    auto answer = std::make_shared<Answer>(std::move(exchange), *parsed, gateway_,
-                                           [this, r = std::string(route)](int status) { count(r, status); });
-    answer->start(gateway_, std::move(parsed->generate));
+  void generate(const Call& call, StatusOr<OpenAiRequest> parsed) {
+    if (!parsed.ok()) return reply(call, error_response(parsed.status()));
+    gateway::GenerateRequest& wanted = parsed->generate;
+    wanted.origin = call.visit->origin(call.visit);
+    if (call.timeout) wanted.time_left = std::min(*call.timeout, wanted.time_left.value_or(*call.timeout));
+    auto answer = std::make_shared<Answer>(call.exchange, *parsed, gateway_, [this, call](int status) {
+      count(call.route, status);
+      call.visit->answered(status);
+    });
+    answer->start(gateway_, std::move(wanted));
   }
 
   http::Response health() const {
@@ -241,6 +302,8 @@ class HttpFrontImpl : public HttpFront {
   const HttpFrontOptions options_;
   Gateway& gateway_;
   const int64_t started_;
+  std::unique_ptr<door::FrontDoor> own_door_;
+  door::FrontDoor* door_ = nullptr;
   std::unique_ptr<http::HttpServer> server_;
 };
 

@@ -169,8 +169,11 @@ Status parse_messages(const JsonFields& fields, gateway::GenerateRequest& genera
     if (name) clean["name"] = *name;
     out.push_back(std::move(clean));
   }
-  generate.prompt = gateway::ChatPrompt{
-      json::serialize(json::object{{"messages", std::move(out)}, {"add_generation_prompt", true}})};
+  gateway::ChatPrompt chat;
+  chat.messages = static_cast<uint32_t>(out.size());
+  chat.document_json =
+      json::serialize(json::object{{"messages", std::move(out)}, {"add_generation_prompt", true}});
+  generate.prompt = std::move(chat);
   generate.prompt_field = "messages";
   return OkStatus();
 }
