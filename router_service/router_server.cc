@@ -148,6 +148,7 @@ class RouterServerImpl : public RouterServer {
       options.limits.max_header_bytes = config_.limits.max_header_bytes;
       options.limits.header_timeout = config_.idle_timeout;
       options.limits.write_timeout = config_.write_timeout;
+      options.openai = config_.limits;
       options.door = door_.get();
       options.on_answer = [this](std::string_view route, int status) {
         metrics_.answered("http", route, status);

@@ -92,12 +92,18 @@ void admission_fields(FieldList& f, gateway::AdmissionLimits& o) {
         "Longest HTTP header and gRPC metadata; past it HTTP 431.");
   count("max_messages", o.max_messages, 1, 1000000, "messages", "Messages of one chat; past it HTTP 400.");
   count("max_tools", o.max_tools, 0, 1000000, "tools", "Tools of one chat; past it HTTP 400.");
+  count("max_prompts", o.max_prompts, 1, 4096, "prompts", "Prompts of one completion; past it HTTP 400.");
+  count("max_answers", o.max_answers, 1, 4096, "answers",
+        "Prompts times choices of one request; past it HTTP 400.");
   count("max_choices", o.max_choices, 1, 128, "choices", "Choices of one request (n); past it HTTP 400.");
-  count("max_logprobs", o.max_logprobs, 0, 1024, "tokens",
-        "Alternatives for each token (top_logprobs); past it HTTP 400.");
+  count("max_top_logprobs", o.max_top_logprobs, 0, 1024, "tokens",
+        "Alternatives for each token of the answer or the prompt; past it HTTP 400.");
   count("max_stop_strings", o.max_stop_strings, 0, 1024, "strings", "Stop strings of one request.");
   count("max_stop_string_bytes", o.max_stop_string_bytes, 1, 1 << 16, "bytes", "Longest stop string.");
   count("max_stop_token_ids", o.max_stop_token_ids, 0, 1 << 16, "ids", "Stop token ids of one request.");
+  count("max_name_bytes", o.max_name_bytes, 1, 4096, "bytes", "Longest name that a client gives a request.");
+  count("max_bytes_per_token", o.max_bytes_per_token, 1, 1 << 16, "bytes",
+        "Text with more bytes than this for each token of the context is refused unread.");
   count("max_requests", o.max_requests, 1, 1000000, "requests",
         "Requests open at once; past it HTTP 503 and RESOURCE_EXHAUSTED.");
   count("max_queued_requests", o.max_queued_requests, 1, 1000000, "requests",

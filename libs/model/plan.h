@@ -21,6 +21,9 @@ struct SequenceStart {
   std::vector<TokenId> tokens;  // the prompt, then tokens already delivered (replay)
   uint32_t prompt_tokens = 0;   // how many of them are the prompt
   SamplingParams sampling;
+  // Prompt log-probabilities, where asked for, are wanted from this position on (at least 1); those before
+  // were reported by an earlier sequence of the request.
+  uint32_t prompt_logprobs_from = 1;
 };
 
 // Positions [start, start + count) of a sequence. Tokens below the sequence's known length are fed from its
@@ -53,6 +56,13 @@ struct SampledToken {
   std::vector<TokenLogprob> top_logprobs;
 };
 
+// Log-probabilities of the prompt tokens at positions start, start + 1, ... of a sequence.
+struct PromptLogprobs {
+  SeqId seq;
+  uint32_t start = 0;
+  std::vector<PromptLogprob> tokens;
+};
+
 // Reported once per plan, in order. A slice whose sequence had already finished on the worker is skipped
 // silently: the scheduler planned it before it knew.
 struct StepResult {
@@ -64,6 +74,9 @@ struct StepResult {
     std::string cause;
   };
   std::vector<Failure> failures;
+  // A row of the plan that is not the prompt's last yields that of the next prompt token; of a sequence in
+  // order, without gaps.
+  std::vector<PromptLogprobs> prompt_logprobs;
   Nanos compute_ns = 0;      // busy time of the step
   Nanos expert_wait_ns = 0;  // of which waiting for experts
 };

@@ -8,10 +8,29 @@
 
 #include "libs/base/clock.h"
 #include "libs/base/ids.h"
+#include "libs/base/status.h"
 
 namespace conclave {
 
-// Validated, all defaults filled in. temperature 0 is greedy.
+// Bounds of one request; front doors may set lower ones.
+inline constexpr uint32_t kMaxChoices = 128;
+inline constexpr uint32_t kMaxStopTokenIds = 4096;
+inline constexpr uint32_t kMaxTopLogprobs = 128;
+inline constexpr uint32_t kMaxLogitBias = 1024;         // entries
+inline constexpr float kMaxLogitBiasValue = 1e9f;       // of one entry, either sign
+inline constexpr float kMaxPenalty = 2.0f;              // presence and frequency, either sign
+inline constexpr float kMinRepetitionPenalty = 0.001f;  // and its inverse at most
+inline constexpr size_t kMaxCacheSaltBytes = 256;
+
+// Added to a token's logit. At -infinity the token is forbidden; large finite values only make it unlikely or
+// sure.
+struct TokenBias {
+  TokenId token = 0;
+  float bias = 0;
+};
+
+// Validated, all defaults filled in. temperature 0 is greedy. Defaults of the optional ones mean "off"; the
+// order in which they act is in docs/numerics.md.
 struct SamplingParams {
   float temperature = 1.0f;
   float top_p = 1.0f;
@@ -21,18 +40,42 @@ struct SamplingParams {
   uint32_t max_tokens = 0;  // tokens to generate, >= 1
   uint32_t min_tokens = 0;
   bool ignore_eos = false;
-  std::vector<TokenId> stop_token_ids;  // the checkpoint's and the request's, together
+  // End the sequence: the request's, and the checkpoint's unless ignore_eos. min_tokens forbids them first.
+  std::vector<TokenId> stop_token_ids;
   // Ids at or above are never sampled: rows of lm_head that have no token (M2: 200054..200063). 0: no limit.
   uint32_t vocab_limit = 0;
   uint32_t top_logprobs = 0;
   bool logprobs = false;
+  float repetition_penalty = 1.0f;    // of tokens of the prompt and the output; 1: off
+  float presence_penalty = 0.0f;      // of tokens of the output; 0: off
+  float frequency_penalty = 0.0f;     // of tokens of the output, for each time; 0: off
+  std::vector<TokenBias> logit_bias;  // each token once
+  // Log-probabilities of the prompt's own tokens, from the second on, with the most likely ones beside each.
+  // They are reported for the request once, by its choice 0.
+  bool prompt_logprobs = false;
+  uint32_t prompt_top_logprobs = 0;
+
+  // Whether sampling depends on which tokens came before.
+  bool has_penalties() const {
+    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+  }
 };
+
+// Every rule that holds whatever the model; the error names the field as clients know it. The one place for
+// these ranges: front doors, the wire and the scheduler all ask here.
+Status validate(const SamplingParams& params);
+// The same with what depends on the model: token ids below vocab_size.
+Status validate(const SamplingParams& params, uint32_t vocab_size);
 
 struct AcceptedRequest {
   RequestId id;
   std::vector<TokenId> prompt;  // 1 .. context length - 1 ids, all below vocab_size
   SamplingParams sampling;
-  uint32_t choices = 1;  // n; only 1 until the API issue
+  uint32_t choices = 1;  // n, at most kMaxChoices; choice c draws with (seed, c, position)
+  // Who is admitted first when not all fit: the lower number, then the earlier arrival.
+  int32_t priority = 0;
+  // Requests share cached prefixes only with equal salts.
+  std::string cache_salt;
   // Wall-clock independent: nanoseconds the request may still take, counted from its arrival at the
   // scheduler.
   Nanos time_left = 600 * kSecond;
@@ -40,7 +83,8 @@ struct AcceptedRequest {
   // Tokens of choice 0 that the client already has (replay after a scheduler restart): fed back, never
   // generated again.
   std::vector<TokenId> delivered;
-  // A scheduler acknowledged this request before: it must not be shed, whatever bound is reached (design rule 2).
+  // A scheduler acknowledged this request before: it must not be shed, whatever bound is reached (design rule
+  // 2).
   bool resubmitted = false;
 };
 
@@ -58,6 +102,12 @@ struct TokenLogprob {
   float logprob = 0;
 };
 
+// Of one prompt token, given those before it.
+struct PromptLogprob {
+  float logprob = 0;
+  std::vector<TokenLogprob> top;  // the most likely tokens at its place, in descending order
+};
+
 // Tokens of one choice in order; `index` is the position of tokens[0] among the generated ones, so a repeat
 // or a gap is visible. A request ends exactly once per choice, with finish != kNone.
 struct TokenEvent {
@@ -69,6 +119,11 @@ struct TokenEvent {
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // one list per token where asked for
   FinishReason finish = FinishReason::kNone;
   std::string error;  // finish == kError: the cause
+  // A piece of the prompt's log-probabilities (choice 0, where asked for): of the prompt tokens at positions
+  // prompt_start, prompt_start + 1, ... Pieces come in order from position 1 on, without gaps, all before the
+  // first token.
+  uint32_t prompt_start = 0;
+  std::vector<PromptLogprob> prompt_logprobs;
 };
 
 }  // namespace conclave

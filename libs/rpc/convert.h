@@ -30,9 +30,6 @@ inline constexpr uint32_t kMaxVocab = 1u << 26;
 inline constexpr uint32_t kMaxPlanEntries = 1u << 20;  // slices, starts, ends, sampled tokens of one message
 inline constexpr uint32_t kMaxPlanRows = 1u << 24;
 inline constexpr uint32_t kMaxHomes = 1u << 26;  // entries of one placement
-inline constexpr uint32_t kMaxStopTokens = 4096;
-inline constexpr uint32_t kMaxTopLogprobs = 128;
-inline constexpr uint32_t kMaxChoices = 128;
 inline constexpr Nanos kMaxDuration = 366ll * 86400 * kSecond;
 
 // Cut at `limit` bytes, with every byte that is not part of valid UTF-8 replaced by '?'.

@@ -1,6 +1,7 @@
 // The gateway's session: submissions, acknowledgements, tokens, the fleet.
 #include "libs/rpc/convert.h"
 #include "libs/rpc/convert_checks.h"
+#include "libs/rpc/convert_logprobs.h"
 
 namespace conclave::rpc {
 
@@ -13,6 +14,8 @@ void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to) {
   to->set_tenant(wire_text(from.tenant, kMaxNameBytes));
   to->mutable_delivered()->Assign(from.delivered.begin(), from.delivered.end());
   to->set_resubmitted(from.resubmitted);
+  to->set_priority(from.priority);
+  to->set_cache_salt(wire_text(from.cache_salt, kMaxCacheSaltBytes));
 }
 
 StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
@@ -28,12 +31,15 @@ StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
   RETURN_IF_ERROR(check_at_most("choices", from.choices(), kMaxChoices));
   RETURN_IF_ERROR(check_duration("time_left_ns", from.time_left_ns(), kMaxDuration));
   RETURN_IF_ERROR(check_text("tenant", from.tenant(), kMaxNameBytes));
+  RETURN_IF_ERROR(check_text("cache_salt", from.cache_salt(), kMaxCacheSaltBytes));
   to.prompt.assign(from.prompt().begin(), from.prompt().end());
   to.choices = from.choices();
   to.time_left = from.time_left_ns();
   to.tenant = from.tenant();
   to.delivered.assign(from.delivered().begin(), from.delivered().end());
   to.resubmitted = from.resubmitted();
+  to.priority = from.priority();
+  to.cache_salt = from.cache_salt();
   return to;
 }
 
@@ -64,15 +70,12 @@ void to_proto(const TokenEvent& from, pb::TokenEvent* to) {
   to->mutable_tokens()->Assign(from.tokens.begin(), from.tokens.end());
   to->mutable_logprobs()->Assign(from.logprobs.begin(), from.logprobs.end());
   for (const std::vector<TokenLogprob>& list : from.top_logprobs) {
-    pb::TopLogprobs* out = to->add_top_logprobs();
-    for (const TokenLogprob& entry : list) {
-      pb::TokenLogprob* top = out->add_entries();
-      top->set_token(entry.token);
-      top->set_logprob(entry.logprob);
-    }
+    to_proto(list, to->add_top_logprobs()->mutable_entries());
   }
   to->set_finish(static_cast<pb::FinishReason>(from.finish));
   to->set_error(wire_text(from.error));
+  to->set_prompt_start(from.prompt_start);
+  to_proto(from.prompt_logprobs, to->mutable_prompt_logprobs());
 }
 
 StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
@@ -96,14 +99,13 @@ StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
   to.tokens.assign(from.tokens().begin(), from.tokens().end());
   to.logprobs.assign(from.logprobs().begin(), from.logprobs().end());
   for (const pb::TopLogprobs& list : from.top_logprobs()) {
-    RETURN_IF_ERROR(check_count("tokens.top_logprobs", list.entries_size(), kMaxTopLogprobs));
-    std::vector<TokenLogprob>& out = to.top_logprobs.emplace_back();
-    for (const pb::TokenLogprob& entry : list.entries()) {
-      RETURN_IF_ERROR(check_at_most("tokens.top_logprobs.token", entry.token(), kMaxVocab));
-      RETURN_IF_ERROR(check_logprob("tokens.top_logprobs.logprob", entry.logprob()));
-      out.push_back({entry.token(), entry.logprob()});
-    }
+    ASSIGN_OR_RETURN(std::vector<TokenLogprob> top,
+                     top_logprobs_from_proto("tokens.top_logprobs", list.entries()));
+    to.top_logprobs.push_back(std::move(top));
   }
+  ASSIGN_OR_RETURN(to.prompt_logprobs,
+                   prompt_logprobs_from_proto(from.prompt_start(), from.prompt_logprobs()));
+  to.prompt_start = from.prompt_start();
   to.finish = static_cast<FinishReason>(from.finish());
   to.error = from.error();
   return to;

@@ -3,6 +3,7 @@
 
 #include "libs/rpc/convert.h"
 #include "libs/rpc/convert_checks.h"
+#include "libs/rpc/convert_logprobs.h"
 
 namespace conclave::rpc {
 namespace {
@@ -24,10 +25,13 @@ size_t utf8_length(std::string_view text) {
   return n;
 }
 
-StatusOr<TokenLogprob> logprob_from_proto(const pb::TokenLogprob& from) {
-  RETURN_IF_ERROR(check_at_most("top_logprobs.token", from.token(), kMaxVocab));
-  RETURN_IF_ERROR(check_logprob("top_logprobs.logprob", from.logprob()));
-  return TokenLogprob{from.token(), from.logprob()};
+StatusOr<PromptLogprobs> piece_from_proto(const pb::PromptLogprobs& from) {
+  PromptLogprobs to;
+  RETURN_IF_ERROR(check_nonzero("prompt_logprobs.seq", from.seq()));
+  to.seq = SeqId(from.seq());
+  ASSIGN_OR_RETURN(to.tokens, prompt_logprobs_from_proto(from.start(), from.tokens()));
+  to.start = from.start();
+  return to;
 }
 
 void start_to_proto(const SequenceStart& from, pb::SequenceStart* to) {
@@ -37,6 +41,7 @@ void start_to_proto(const SequenceStart& from, pb::SequenceStart* to) {
   to->mutable_tokens()->Assign(from.tokens.begin(), from.tokens.end());
   to->set_prompt_tokens(from.prompt_tokens);
   to_proto(from.sampling, to->mutable_sampling());
+  to->set_prompt_logprobs_from(from.prompt_logprobs_from);
 }
 
 StatusOr<SequenceStart> start_from_proto(const pb::SequenceStart& from) {
@@ -54,6 +59,8 @@ StatusOr<SequenceStart> start_from_proto(const pb::SequenceStart& from) {
   to.choice = from.choice();
   to.tokens.assign(from.tokens().begin(), from.tokens().end());
   to.prompt_tokens = from.prompt_tokens();
+  RETURN_IF_ERROR(check_at_most("starts.prompt_logprobs_from", from.prompt_logprobs_from(), kMaxPositions));
+  to.prompt_logprobs_from = std::max(from.prompt_logprobs_from(), 1u);
   ASSIGN_OR_RETURN(to.sampling, from_proto(from.sampling()));
   return to;
 }
@@ -86,14 +93,54 @@ StatusOr<SampledToken> sampled_from_proto(const pb::SampledToken& from) {
   to.token = from.token();
   to.finish = static_cast<FinishReason>(from.finish());
   to.logprob = from.logprob();
-  for (const pb::TokenLogprob& entry : from.top_logprobs()) {
-    ASSIGN_OR_RETURN(const TokenLogprob converted, logprob_from_proto(entry));
-    to.top_logprobs.push_back(converted);
-  }
+  ASSIGN_OR_RETURN(to.top_logprobs, top_logprobs_from_proto("top_logprobs", from.top_logprobs()));
   return to;
 }
 
 }  // namespace
+
+void to_proto(std::span<const TokenLogprob> from, TopLogprobList* to) {
+  for (const TokenLogprob& entry : from) {
+    pb::TokenLogprob* out = to->Add();
+    out->set_token(entry.token);
+    out->set_logprob(entry.logprob);
+  }
+}
+
+StatusOr<std::vector<TokenLogprob>> top_logprobs_from_proto(std::string_view field,
+                                                            const TopLogprobList& from) {
+  RETURN_IF_ERROR(check_count(field, from.size(), kMaxTopLogprobs));
+  std::vector<TokenLogprob> to;
+  for (const pb::TokenLogprob& entry : from) {
+    RETURN_IF_ERROR(check_at_most(std::string(field) + ".token", entry.token(), kMaxVocab));
+    RETURN_IF_ERROR(check_logprob(std::string(field) + ".logprob", entry.logprob()));
+    to.push_back({entry.token(), entry.logprob()});
+  }
+  return to;
+}
+
+void to_proto(std::span<const PromptLogprob> from, PromptLogprobList* to) {
+  for (const PromptLogprob& entry : from) {
+    pb::PromptLogprob* out = to->Add();
+    out->set_logprob(entry.logprob);
+    to_proto(entry.top, out->mutable_top());
+  }
+}
+
+StatusOr<std::vector<PromptLogprob>> prompt_logprobs_from_proto(uint32_t start,
+                                                                const PromptLogprobList& from) {
+  RETURN_IF_ERROR(check_at_most("prompt_logprobs.start", start, kMaxPositions));
+  RETURN_IF_ERROR(check_count("prompt_logprobs", from.size(), kMaxPositions - start));
+  if (!from.empty()) RETURN_IF_ERROR(check_nonzero("prompt_logprobs.start", start));
+  std::vector<PromptLogprob> to;
+  for (const pb::PromptLogprob& entry : from) {
+    RETURN_IF_ERROR(check_logprob("prompt_logprobs.logprob", entry.logprob()));
+    PromptLogprob& out = to.emplace_back();
+    out.logprob = entry.logprob();
+    ASSIGN_OR_RETURN(out.top, top_logprobs_from_proto("prompt_logprobs.top", entry.top()));
+  }
+  return to;
+}
 
 std::string wire_text(std::string_view text, size_t limit) {
   std::string out;
@@ -135,18 +182,21 @@ void to_proto(const SamplingParams& from, pb::SamplingParams* to) {
   to->set_vocab_limit(from.vocab_limit);
   to->set_logprobs(from.logprobs);
   to->set_top_logprobs(from.top_logprobs);
+  to->set_repetition_penalty(from.repetition_penalty);
+  to->set_presence_penalty(from.presence_penalty);
+  to->set_frequency_penalty(from.frequency_penalty);
+  for (const TokenBias& entry : from.logit_bias) {
+    pb::TokenBias* out = to->add_logit_bias();
+    out->set_token(entry.token);
+    out->set_bias(entry.bias);
+  }
+  to->set_prompt_logprobs(from.prompt_logprobs);
+  to->set_prompt_top_logprobs(from.prompt_top_logprobs);
 }
 
 StatusOr<SamplingParams> from_proto(const pb::SamplingParams& from) {
-  RETURN_IF_ERROR(check_finite("sampling.temperature", from.temperature(), 0, 1e6f));
-  RETURN_IF_ERROR(check_finite("sampling.top_p", from.top_p(), 0, 1));
-  RETURN_IF_ERROR(check_finite("sampling.min_p", from.min_p(), 0, 1));
-  RETURN_IF_ERROR(check_nonzero("sampling.max_tokens", from.max_tokens()));
   RETURN_IF_ERROR(check_at_most("sampling.max_tokens", from.max_tokens(), kMaxPositions));
-  RETURN_IF_ERROR(check_at_most("sampling.min_tokens", from.min_tokens(), from.max_tokens()));
-  RETURN_IF_ERROR(check_count("sampling.stop_token_ids", from.stop_token_ids_size(), kMaxStopTokens));
   RETURN_IF_ERROR(check_at_most("sampling.vocab_limit", from.vocab_limit(), kMaxVocab));
-  RETURN_IF_ERROR(check_at_most("sampling.top_logprobs", from.top_logprobs(), kMaxTopLogprobs));
   SamplingParams to;
   to.temperature = from.temperature();
   to.top_p = from.top_p();
@@ -160,6 +210,16 @@ StatusOr<SamplingParams> from_proto(const pb::SamplingParams& from) {
   to.vocab_limit = from.vocab_limit();
   to.logprobs = from.logprobs();
   to.top_logprobs = from.top_logprobs();
+  if (from.has_repetition_penalty()) to.repetition_penalty = from.repetition_penalty();
+  to.presence_penalty = from.presence_penalty();
+  to.frequency_penalty = from.frequency_penalty();
+  for (const pb::TokenBias& entry : from.logit_bias()) to.logit_bias.push_back({entry.token(), entry.bias()});
+  to.prompt_logprobs = from.prompt_logprobs();
+  to.prompt_top_logprobs = from.prompt_top_logprobs();
+  if (const Status fits = validate(to, kMaxVocab + 1); !fits.ok()) {
+    const std::string field = "sampling." + field_of(fits);
+    return invalid_field(field, field + " " + message_of(fits));
+  }
   return to;
 }
 
@@ -213,16 +273,18 @@ void to_proto(const StepResult& from, pb::StepResult* to) {
     out->set_token(token.token);
     out->set_finish(static_cast<pb::FinishReason>(token.finish));
     out->set_logprob(token.logprob);
-    for (const TokenLogprob& entry : token.top_logprobs) {
-      pb::TokenLogprob* top = out->add_top_logprobs();
-      top->set_token(entry.token);
-      top->set_logprob(entry.logprob);
-    }
+    to_proto(token.top_logprobs, out->mutable_top_logprobs());
   }
   for (const StepResult::Failure& failure : from.failures) {
     pb::StepResult::Failure* out = to->add_failures();
     out->set_seq(failure.seq.value);
     out->set_cause(wire_text(failure.cause));
+  }
+  for (const PromptLogprobs& piece : from.prompt_logprobs) {
+    pb::PromptLogprobs* out = to->add_prompt_logprobs();
+    out->set_seq(piece.seq.value);
+    out->set_start(piece.start);
+    to_proto(piece.tokens, out->mutable_tokens());
   }
   to->set_compute_ns(from.compute_ns);
   to->set_expert_wait_ns(from.expert_wait_ns);
@@ -245,6 +307,11 @@ StatusOr<StepResult> from_proto(const pb::StepResult& from) {
     RETURN_IF_ERROR(check_nonzero("failures.seq", failure.seq()));
     RETURN_IF_ERROR(check_text("failures.cause", failure.cause(), kMaxTextBytes));
     to.failures.push_back({SeqId(failure.seq()), failure.cause()});
+  }
+  RETURN_IF_ERROR(check_count("result.prompt_logprobs", from.prompt_logprobs_size(), kMaxPlanEntries));
+  for (const pb::PromptLogprobs& piece : from.prompt_logprobs()) {
+    ASSIGN_OR_RETURN(PromptLogprobs converted, piece_from_proto(piece));
+    to.prompt_logprobs.push_back(std::move(converted));
   }
   to.compute_ns = from.compute_ns();
   to.expert_wait_ns = from.expert_wait_ns();

@@ -109,8 +109,8 @@ void Visit::ended(const gateway::Summary& summary) {
   outcome_ = summary.code != StatusCode::kOk           ? std::string(absl::StatusCodeToString(summary.code))
              : summary.finish == FinishReason::kLength ? "length"
                                                        : "stop";
-  // Several generations of one request (n > 1) share its prompt.
-  prompt_tokens_ = std::max<uint64_t>(prompt_tokens_, summary.usage.prompt_tokens);
+  // A request may have several generations, one for each of its prompts.
+  prompt_tokens_ += summary.usage.prompt_tokens;
   completion_tokens_ += summary.usage.completion_tokens;
   if (summary.to_first_token >= 0 && (to_first_token_ < 0 || summary.to_first_token < to_first_token_))
     to_first_token_ = summary.to_first_token;

@@ -68,6 +68,7 @@ class Visit : public gateway::RequestRecord {
   // For the gateway.
   gateway::Origin origin(std::shared_ptr<Visit> self) const;
   const std::string& id() const { return id_; }
+  const std::string& tenant() const { return tenant_->name(); }
 
   // --- RequestRecord ---
   void ended(const gateway::Summary& summary) override;

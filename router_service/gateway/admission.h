@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "libs/base/status.h"
@@ -14,13 +15,19 @@ struct AdmissionLimits {
   // Of one request; past these it is refused for good (HTTP 400, 413, 431).
   uint64_t max_body_bytes = 16ull << 20;
   uint32_t max_header_bytes = 32 << 10;
-  uint32_t max_messages = 2048;
+  uint32_t max_messages = 4096;
   uint32_t max_tools = 512;
-  uint32_t max_choices = 16;   // n
-  uint32_t max_logprobs = 20;  // top_logprobs
+  uint32_t max_prompts = 64;       // of one completions request
+  uint32_t max_answers = 128;      // prompts times n
+  uint32_t max_choices = 64;       // n
+  uint32_t max_top_logprobs = 20;  // alternatives for a token, of the answer or the prompt
   uint32_t max_stop_strings = 16;
   uint32_t max_stop_string_bytes = 1024;
   uint32_t max_stop_token_ids = 256;
+  uint32_t max_name_bytes = 128;  // the client's own name for a request
+  // Text with more bytes than this for each token of the context is refused before it is tokenized. Prose has
+  // 4 or 5.
+  uint32_t max_bytes_per_token = 32;
   // Of all requests together; past these a new one is refused for now (HTTP 503 with Retry-After), before it
   // is tokenized.
   uint32_t max_requests = 4096;           // open at once
@@ -29,12 +36,14 @@ struct AdmissionLimits {
   uint32_t max_waiting_texts = 2048;      // waiting for a text thread
 };
 
-// Those of the limits that the gateway itself checks. The names are the config keys and the metric's label.
+// What can be reached; the names are the metric's label and, but for "max_stops", config keys.
 enum class Limit : uint8_t {
   kMessages,
   kTools,
+  kPrompts,
+  kAnswers,
   kChoices,
-  kLogprobs,
+  kTopLogprobs,
   kStops,
   kRequests,
   kQueuedRequests,
@@ -44,6 +53,9 @@ enum class Limit : uint8_t {
   kCount
 };
 std::string_view limit_name(Limit limit);
+// INVALID_ARGUMENT for `field`, which exceeds a limit for good; limit_of() finds the limit again.
+Status over_limit(Limit limit, std::string_view field, std::string_view message);
+std::optional<Limit> limit_of(const Status& status);
 
 class LimitCounters {
  public:

@@ -12,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "router_service/gateway/admission.h"
 #include "router_service/gateway/generation.h"
 #include "router_service/gateway/request.h"
+#include "router_service/gateway/sampling.h"
 #include "router_service/gateway/text_codec.h"
 #include "router_service/gateway/work_pool.h"
 
@@ -69,16 +69,28 @@ class Gateway {
   // generation.
   StatusOr<std::shared_ptr<Generation>> generate(GenerateRequest request, std::function<void()> on_update);
 
+  // The same checks alone, for requests that stand or fall together.
+  Status acceptable(const GenerateRequest& request) const { return check(request).status(); }
+
   // Runs work that may take milliseconds (parsing a large body) on a text thread; false at their bound.
   bool run_on_text_thread(std::function<void()> work) { return pool_.try_submit(std::move(work)); }
+
+  // Ends the open requests that are called so: by the id that answers carry ("chatcmpl-" or "cmpl-" before it
+  // or not), or by the client's own name. Of this tenant alone. How many there were.
+  size_t abort(std::string_view id, std::string_view tenant = "",
+               const Status& cause = cancelled("the request was aborted"));
 
   // Why the fleet could not serve a request now; OK when it could.
   Status ready() const;
   const ModelSpec& model() const { return model_; }
+  const TextCodec& text() const { return codec_; }
+  FleetInfo fleet() const { return scheduler_.fleet(); }
   // The longest prompt plus answer, in tokens.
   uint32_t context_length() const;
   GatewayCounts counts() const;
   const LimitCounters& limits() const { return limit_counters_; }
+  // Counts a refusal by a limit that a protocol adapter found (limit_of).
+  void note_limit(const Status& refusal) const;
   // The oldest first, at most `max` of them.
   std::vector<OpenRequest> open_requests(size_t max) const;
 
@@ -92,15 +104,24 @@ class Gateway {
  private:
   // As ready(), but forgives a fleet that was ready within unready_grace.
   Status accepting() const;
-  Status check(const GenerateRequest& request) const;
-  Status check_shape(const GenerateRequest& request) const;
+  // What is known of a request before its prompt is tokenized.
+  StatusOr<SamplingParams> check(const GenerateRequest& request) const;
   Status limit_reached(Limit limit, std::string_view what, uint64_t bound) const;
-  StatusOr<AcceptedRequest> accept(const GenerateRequest& request, RequestId id) const;
   Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;
-  void prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation,
-               QueueMeter::Place& place);
-  void prepare_or_throw(const GenerateRequest& request, const std::shared_ptr<Generation>& generation,
-                        QueueMeter::Place& place);
+  struct Work {
+    GenerateRequest request;
+    SamplingParams sampling;
+    std::shared_ptr<Generation> generation;
+    std::shared_ptr<QueueMeter::Place> place;
+  };
+  struct Encoded {
+    std::vector<TokenId> tokens;
+    bool starts_in_reasoning = false;
+  };
+  StatusOr<Encoded> encode(const GenerateRequest& request, TimePoint deadline) const;
+  Status prepare(Work& work) const;
+  StatusOr<std::vector<Choice>> make_choices(const Work& work, bool starts_in_reasoning,
+                                             uint32_t count) const;
   void ended(const Summary& summary);
 
   const GatewayOptions options_;
@@ -111,13 +132,14 @@ class Gateway {
   mutable LimitCounters limit_counters_;
   QueueMeter queue_;
 
-  struct Open {
-    std::shared_ptr<Generation> generation;
-    Origin origin;
-  };
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool draining_ = false;
+  struct Open {
+    std::shared_ptr<Generation> generation;
+    std::string name;
+    Origin origin;
+  };
   std::unordered_map<RequestId, Open> open_;
   WorkPool pool_;  // last: its threads use the rest
 };

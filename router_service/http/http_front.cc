@@ -1,26 +1,26 @@
 #include "router_service/http/http_front.h"
 
-#include <atomic>
-#include <boost/json.hpp>
 #include <charconv>
 #include <new>
+#include <optional>
 #include <utility>
 
+#include "libs/telemetry/log.h"
+#include "router_service/first_time.h"
+#include "router_service/http/openai_answer.h"
 #include "router_service/http/openai_request.h"
 #include "router_service/http/openai_response.h"
+#include "router_service/http/text_routes.h"
 
 namespace conclave::router {
-namespace json = boost::json;
 namespace {
 
-constexpr size_t kBytesPerToken = 4;  // of a body, about
+constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
+constexpr size_t kBytesPerToken = 4;     // of a body, about
 constexpr char kTimeoutHeader[] = "x-request-timeout";
 constexpr double kMaxTimeoutSeconds = 7 * 86400;
-constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
 
 using gateway::Gateway;
-using gateway::Generation;
-using gateway::Update;
 
 // Seconds, as a decimal number; absent where there is no such header.
 StatusOr<std::optional<Nanos>> parse_timeout(std::string_view text) {
@@ -33,101 +33,6 @@ StatusOr<std::optional<Nanos>> parse_timeout(std::string_view text) {
   return std::optional<Nanos>(static_cast<Nanos>(seconds * kSecond));
 }
 
-// Follows one generation on its connection. Everything but notify() runs there, one call at a time.
-class Answer : public http::StreamSource, public std::enable_shared_from_this<Answer> {
- public:
-  using Done = std::function<void(int status)>;
-
-  Answer(std::shared_ptr<http::Exchange> exchange, const OpenAiRequest& request, const Gateway& gateway,
-         Done done)
-      : exchange_(std::move(exchange)),
-        chat_(request.chat),
-        stream_(request.stream),
-        include_usage_(request.include_usage),
-        return_token_ids_(request.return_token_ids),
-        model_(gateway.model().name),
-        done_(std::move(done)) {}
-
-  void start(Gateway& gateway, gateway::GenerateRequest request) {
-    auto generation = gateway.generate(std::move(request), [self = shared_from_this()] { self->notify(); });
-    if (!generation.ok()) return respond(error_response(generation.status()));
-    generation_ = *generation;
-    writer_.emplace(chat_, include_usage_, return_token_ids_, generation_->id(), model_);
-    exchange_->on_client_gone([g = generation_] { g->cancel(); });
-  }
-
-  bool pull(std::string& out) override {
-    if (!started_) {
-      started_ = true;
-      out += writer_->first_event(return_token_ids_ ? generation_->prompt() : std::vector<TokenId>{});
-    }
-    take();
-    out += writer_->text_event(text_, tokens_);
-    text_.clear();
-    tokens_.clear();
-    if (!last_.ended) return true;
-    out += last_.error.ok() ? writer_->end_events(last_) : OpenAiWriter::error_events(last_.error);
-    return false;
-  }
-
- private:
-  void notify() {
-    if (streaming_.load()) return exchange_->wake();
-    exchange_->post([self = shared_from_this()] { self->advance(); });
-  }
-
-  void advance() {
-    if (responded_) return;
-    if (streaming_.load()) return exchange_->wake();
-    take();
-    if (last_.ended && !last_.error.ok()) return respond(error_response(last_.error));
-    if (stream_) {
-      if (!last_.accepted && !last_.ended) return;
-      streaming_.store(true);
-      done_(200);
-      http::Response head;
-      head.content_type = "text/event-stream; charset=utf-8";
-      head.headers.emplace_back("cache-control", "no-cache");
-      head.headers.emplace_back("x-accel-buffering", "no");
-      exchange_->stream(std::move(head), shared_from_this());
-      return;
-    }
-    if (!last_.ended) return;
-    http::Response response;
-    response.body = writer_->whole(text_, tokens_,
-                                   return_token_ids_ ? generation_->prompt() : std::vector<TokenId>{}, last_);
-    respond(std::move(response));
-  }
-
-  void take() {
-    last_ = generation_->take();
-    text_ += last_.text;
-    if (return_token_ids_) tokens_.insert(tokens_.end(), last_.tokens.begin(), last_.tokens.end());
-  }
-
-  void respond(http::Response response) {
-    responded_ = true;
-    done_(response.status);
-    exchange_->respond(std::move(response));
-  }
-
-  const std::shared_ptr<http::Exchange> exchange_;
-  const bool chat_;
-  const bool stream_;
-  const bool include_usage_;
-  const bool return_token_ids_;
-  const std::string model_;
-  const Done done_;
-  std::shared_ptr<Generation> generation_;
-  std::optional<OpenAiWriter> writer_;
-  std::atomic<bool> streaming_{false};
-  bool responded_ = false;
-  bool started_ = false;
-  Update last_;
-  std::string text_;  // taken, not yet written
-  std::vector<TokenId> tokens_;
-};
-
 class HttpFrontImpl : public HttpFront {
  public:
   HttpFrontImpl(HttpFrontOptions options, Gateway& gateway)
@@ -136,7 +41,9 @@ class HttpFrontImpl : public HttpFront {
   Status listen() {
     door_ = options_.door;
     if (door_ == nullptr) {
-      ASSIGN_OR_RETURN(own_door_, door::FrontDoor::open({}));
+      door::FrontDoorOptions open;
+      open.trust_without_keys = true;
+      ASSIGN_OR_RETURN(own_door_, door::FrontDoor::open(std::move(open)));
       door_ = own_door_.get();
     }
     http::HttpServerOptions server;
@@ -195,11 +102,13 @@ class HttpFrontImpl : public HttpFront {
   static constexpr std::string_view kHealth = "/health";
   static constexpr std::string_view kCompletions = "/v1/completions";
   static constexpr std::string_view kChat = "/v1/chat/completions";
+  static constexpr std::string_view kTokenize = "/tokenize";
+  static constexpr std::string_view kDetokenize = "/detokenize";
   static constexpr std::string_view kModels = "/v1/models";
   static constexpr std::string_view kOther = "other";
 
   static std::string_view route_of(std::string_view path) {
-    for (const std::string_view route : {kHealth, kCompletions, kChat, kModels})
+    for (const std::string_view route : {kHealth, kCompletions, kChat, kTokenize, kDetokenize, kModels})
       if (path == route) return route;
     return path.starts_with("/v1/models/") && path.size() > kModels.size() + 1 ? kModels : kOther;
   }
@@ -208,7 +117,7 @@ class HttpFrontImpl : public HttpFront {
     const std::string_view path = request.path;
     const std::string_view route = route_of(path);
     const bool chat = route == kChat;
-    const bool models = route == kModels;
+    const bool text = route == kTokenize || route == kDetokenize;
     Call call{route, nullptr, std::move(exchange), std::nullopt};
     if (route != kHealth) {  // probes are not worth a line
       auto tenant = door_->identify(request.header("authorization"));
@@ -218,7 +127,7 @@ class HttpFrontImpl : public HttpFront {
     if (route == kOther)
       return reply(call, http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
 
-    const bool posts = route == kCompletions || chat;
+    const bool posts = route == kCompletions || chat || text;
     const std::string_view allowed = posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
     if (request.method == "OPTIONS") return reply(call, {204, "", {{"allow", std::string(allowed)}}, ""});
     const bool fits = posts ? request.method == "POST" : request.method == "GET" || request.method == "HEAD";
@@ -228,7 +137,10 @@ class HttpFrontImpl : public HttpFront {
       return reply(call, std::move(refusal));
     }
     if (route == kHealth) return reply(call, health());
-    if (models) return reply(call, list_models(path == kModels ? "" : path.substr(kModels.size() + 1)));
+    if (route == kModels)
+      return reply(
+          call, list_models(gateway_, path == kModels ? "" : percent_decoded(path.substr(kModels.size() + 1)),
+                            started_));
 
     // Before any work: what is left of the caller's allowance.
     const Status allowed_now = call.visit->charge(request.body.size() / kBytesPerToken);
@@ -238,6 +150,7 @@ class HttpFrontImpl : public HttpFront {
     auto timeout = parse_timeout(request.header(kTimeoutHeader));
     if (!timeout.ok()) return reply(call, error_response(timeout.status()));
     call.timeout = *timeout;
+    if (text) return on_text_thread(call, request);
     if (request.body.size() <= kLargeBody) return generate(call, parse(chat, request.body));
     // Parsing a large body takes long enough to hold up other streams of this thread.
     const auto body = std::make_shared<const std::string>(std::move(request.body));
@@ -249,12 +162,12 @@ class HttpFrontImpl : public HttpFront {
       reply(call, error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
-  static StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) {
-    return chat ? parse_chat_completion(body) : parse_completion(body);
+  StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) const {
+    return chat ? parse_chat_completion(body, options_.openai) : parse_completion(body, options_.openai);
   }
 
   // Off the connections' threads nobody else catches what one body's size may cause.
-  static StatusOr<OpenAiRequest> parse_within_memory(bool chat, std::string_view body) {
+  StatusOr<OpenAiRequest> parse_within_memory(bool chat, std::string_view body) const {
     try {
       return parse(chat, body);
     } catch (const std::bad_alloc&) {
@@ -263,15 +176,37 @@ class HttpFrontImpl : public HttpFront {
   }
 
   void generate(const Call& call, StatusOr<OpenAiRequest> parsed) {
-    if (!parsed.ok()) return reply(call, error_response(parsed.status()));
+    if (!parsed.ok()) {
+      gateway_.note_limit(parsed.status());
+      return reply(call, error_response(parsed.status()));
+    }
+    for (const std::string& name : parsed->unknown)
+      if (unknown_fields_(name))
+        log_warn("requests have a field that nobody here knows; it is ignored", {{"field", name}});
     gateway::GenerateRequest& wanted = parsed->generate;
     wanted.origin = call.visit->origin(call.visit);
     if (call.timeout) wanted.time_left = std::min(*call.timeout, wanted.time_left.value_or(*call.timeout));
-    auto answer = std::make_shared<Answer>(call.exchange, *parsed, gateway_, [this, call](int status) {
+    answer_openai(call.exchange, *std::move(parsed), gateway_, [this, call](int status) {
       count(call.route, status);
       call.visit->answered(status);
     });
-    answer->start(gateway_, std::move(wanted));
+  }
+
+  // /tokenize and /detokenize.
+  void on_text_thread(const Call& call, http::Request& request) {
+    const auto body = std::make_shared<const std::string>(std::move(request.body));
+    const bool taken = gateway_.run_on_text_thread([this, body, call] {
+      http::Response response;
+      try {
+        response = call.route == kTokenize ? tokenize(gateway_, *body, options_.openai)
+                                           : detokenize(gateway_, *body);
+      } catch (const std::bad_alloc&) {
+        response = error_response(resource_exhausted("there is not enough memory for this request"));
+      }
+      reply(call, std::move(response));
+    });
+    if (!taken)
+      reply(call, error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
   http::Response health() const {
@@ -281,27 +216,10 @@ class HttpFrontImpl : public HttpFront {
     return response;
   }
 
-  http::Response list_models(std::string_view wanted) const {
-    const json::object model{{"id", gateway_.model().name},
-                             {"object", "model"},
-                             {"created", started_},
-                             {"owned_by", "conclave"},
-                             {"max_model_len", gateway_.context_length()}};
-    if (wanted.empty())
-      return {200,
-              "application/json",
-              {},
-              json::serialize(json::object{{"object", "list"}, {"data", json::array{model}}})};
-    if (wanted == gateway_.model().name) return {200, "application/json", {}, json::serialize(model)};
-    return error_response(gateway::with_code(
-        with_field(not_found("the model \"" + std::string(wanted.substr(0, 256)) + "\" is not served here"),
-                   "model"),
-        "model_not_found"));
-  }
-
   const HttpFrontOptions options_;
   Gateway& gateway_;
   const int64_t started_;
+  FirstTime unknown_fields_;
   std::unique_ptr<door::FrontDoor> own_door_;
   door::FrontDoor* door_ = nullptr;
   std::unique_ptr<http::HttpServer> server_;

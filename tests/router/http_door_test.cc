@@ -334,21 +334,61 @@ TEST(AdmissionTest, AnEmptyQueueTakesOneOfAnySize) {
   EXPECT_FALSE(gateway.generate(request, [] {}).ok());
 }
 
-TEST(AdmissionTest, MessagesAreBounded) {
+TEST(AdmissionTest, WhatOneRequestHoldsIsBounded) {
+  HttpFrontOptions front;
+  front.openai.max_messages = 3;
+  front.openai.max_tools = 1;
+  front.openai.max_prompts = 2;
+  front.openai.max_answers = 3;
   gateway::GatewayOptions options;
-  options.limits.max_messages = 3;
-  Server server({}, {}, options);
-  const auto chat = [](int count) {
-    std::string body = "{\"messages\":[";
-    for (int i = 0; i < count; ++i) body += std::string(i ? "," : "") + R"({"role":"user","content":"a"})";
-    return body + "],\"max_tokens\":1}";
+  options.limits = front.openai;
+  options.limits.max_choices = 2;
+  options.limits.max_top_logprobs = 4;
+  options.limits.max_stop_strings = 1;
+  Server server({}, front, options);
+  const auto many = [](int count, const std::string& one) {
+    std::string list;
+    for (int i = 0; i < count; ++i) list += (i ? "," : "") + one;
+    return list;
   };
-  EXPECT_EQ(http_call(server.port, "POST", "/v1/chat/completions", chat(3)).status, 200);
-  const RawResponse r = http_call(server.port, "POST", "/v1/chat/completions", chat(4));
-  EXPECT_EQ(r.status, 400);
-  EXPECT_EQ(param_of(r), "messages");
-  EXPECT_THAT(r.body, HasSubstr("max_messages"));
-  EXPECT_EQ(server.gateway.limits().count(gateway::Limit::kMessages), 1u);
+  const std::string message = R"({"role":"user","content":"a"})";
+  const std::string chat = "/v1/chat/completions", plain = "/v1/completions";
+  struct Case {
+    std::string path, body, field;
+    gateway::Limit limit;
+  };
+  const std::string tool = R"({"type":"function","function":{"name":"f","parameters":{"type":"object"}}})";
+  const Case cases[] = {
+      {chat, "{\"messages\":[" + many(4, message) + "]}", "messages", gateway::Limit::kMessages},
+      {chat, "{\"messages\":[" + message + "],\"tools\":[" + many(2, tool) + "]}", "tools",
+       gateway::Limit::kTools},
+      {plain, R"({"prompt":["a","b","c"]})", "prompt", gateway::Limit::kPrompts},
+      {plain, R"({"prompt":["a","b"],"n":2})", "n", gateway::Limit::kAnswers},
+      {plain, R"({"prompt":"a","n":3})", "n", gateway::Limit::kChoices},
+      {plain, R"({"prompt":"a","logprobs":5})", "logprobs", gateway::Limit::kTopLogprobs},
+      {plain, R"({"prompt":"a","stop":["x","y"]})", "stop", gateway::Limit::kStops},
+  };
+  for (const Case& one : cases) {
+    const RawResponse r = http_call(server.port, "POST", one.path, one.body);
+    EXPECT_EQ(r.status, 400) << one.body;
+    EXPECT_EQ(param_of(r), one.field) << r.body;
+    EXPECT_EQ(server.gateway.limits().count(one.limit), 1u) << one.body;
+  }
+  EXPECT_EQ(server.scheduler.submitted(), 0u);
+  EXPECT_EQ(http_call(server.port, "POST", chat, "{\"messages\":[" + many(3, message) + "],\"max_tokens\":1}")
+                .status,
+            200);
+}
+
+TEST(AdmissionTest, ControlTokensNeedATrustedCaller) {
+  Guarded guarded(format_key_line(line_of("ck-alice", "alice")) + "\n" +
+                  format_key_line(line_of("ck-bob", "bob", {0, 0, true})));
+  const std::string body =
+      R"({"messages":[{"role":"user","content":"a"}],"max_tokens":1,"allow_special_tokens":true})";
+  const RawResponse r = http_call(guarded.port(), "POST", "/v1/chat/completions", body, kAlice);
+  EXPECT_EQ(r.status, 403) << r.body;
+  EXPECT_EQ(param_of(r), "allow_special_tokens");
+  EXPECT_EQ(http_call(guarded.port(), "POST", "/v1/chat/completions", body, bearer("ck-bob")).status, 200);
 }
 
 TEST(AdmissionTest, EveryLimitHasAName) {

@@ -46,11 +46,23 @@ class Maker {
     s.vocab_limit = u(200064);
     s.top_logprobs = u(20);
     s.logprobs = r.chance(0.5);
+    s.repetition_penalty = 0.5f + f();
+    s.presence_penalty = f() - 0.5f;
+    s.frequency_penalty = f() - 0.5f;
+    for (uint32_t i = 0; i < u(4); ++i) s.logit_bias.push_back({i * 7, f() * 10 - 5});
+    if (r.chance(0.3)) s.logit_bias.push_back({1000, -std::numeric_limits<float>::infinity()});
+    s.prompt_logprobs = r.chance(0.5);
+    s.prompt_top_logprobs = u(20);
     return s;
   }
   std::vector<TokenLogprob> top() {
     std::vector<TokenLogprob> out(u(4));
     for (TokenLogprob& t : out) t = {u(1000), -f() * 10};
+    return out;
+  }
+  std::vector<PromptLogprob> prompt_logprobs() {
+    std::vector<PromptLogprob> out(u(4));
+    for (PromptLogprob& p : out) p = {-f() * 10, top()};
     return out;
   }
   Hello hello() {
@@ -84,6 +96,7 @@ class Maker {
       s.tokens = ids(30, 1);
       s.prompt_tokens = 1 + u(static_cast<uint32_t>(s.tokens.size()));
       s.sampling = sampling();
+      s.prompt_logprobs_from = 1 + u(9);
       p.starts.push_back(s);
     }
     for (uint32_t n = u(6); n > 0; --n) {
@@ -100,6 +113,9 @@ class Maker {
           {SeqId(1 + r.next() / 2), u(100000), u(200064), static_cast<FinishReason>(u(6)), -f() * 20, top()});
     }
     for (uint32_t n = u(3); n > 0; --n) s.failures.push_back({SeqId(1 + r.next() / 2), text()});
+    for (uint32_t n = u(3); n > 0; --n) {
+      s.prompt_logprobs.push_back({SeqId(1 + r.next() / 2), 1 + u(1000), prompt_logprobs()});
+    }
     s.compute_ns = static_cast<Nanos>(r.below(1ull << 40));
     s.expert_wait_ns = static_cast<Nanos>(r.below(1ull << 40));
     return s;
@@ -129,6 +145,8 @@ class Maker {
     a.tenant = text();
     a.delivered = ids(9);
     a.resubmitted = r.chance(0.5);
+    a.priority = static_cast<int32_t>(u(7)) - 3;
+    a.cache_salt = text();
     return a;
   }
   TokenEvent event() {
@@ -145,6 +163,8 @@ class Maker {
     }
     e.finish = static_cast<FinishReason>(u(6));
     e.error = text();
+    e.prompt_start = 1 + u(50);
+    e.prompt_logprobs = prompt_logprobs();
     return e;
   }
 
@@ -189,6 +209,13 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
       EXPECT_EQ(plan2.starts[i].sampling.seed, plan.starts[i].sampling.seed);
       EXPECT_EQ(plan2.starts[i].sampling.temperature, plan.starts[i].sampling.temperature);
       EXPECT_EQ(plan2.starts[i].sampling.stop_token_ids, plan.starts[i].sampling.stop_token_ids);
+      EXPECT_EQ(plan2.starts[i].sampling.repetition_penalty, plan.starts[i].sampling.repetition_penalty);
+      EXPECT_EQ(plan2.starts[i].sampling.presence_penalty, plan.starts[i].sampling.presence_penalty);
+      EXPECT_EQ(plan2.starts[i].sampling.frequency_penalty, plan.starts[i].sampling.frequency_penalty);
+      EXPECT_EQ(plan2.starts[i].sampling.logit_bias.size(), plan.starts[i].sampling.logit_bias.size());
+      EXPECT_EQ(plan2.starts[i].sampling.prompt_logprobs, plan.starts[i].sampling.prompt_logprobs);
+      EXPECT_EQ(plan2.starts[i].sampling.prompt_top_logprobs, plan.starts[i].sampling.prompt_top_logprobs);
+      EXPECT_EQ(plan2.starts[i].prompt_logprobs_from, plan.starts[i].prompt_logprobs_from);
     }
     for (size_t i = 0; i < plan.slices.size(); ++i) {
       EXPECT_EQ(plan2.slices[i].new_blocks, plan.slices[i].new_blocks);
@@ -205,6 +232,11 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
       EXPECT_EQ(result2.sampled[i].top_logprobs.size(), result.sampled[i].top_logprobs.size());
     }
     EXPECT_EQ(result2.failures.size(), result.failures.size());
+    ASSERT_EQ(result2.prompt_logprobs.size(), result.prompt_logprobs.size());
+    for (size_t i = 0; i < result.prompt_logprobs.size(); ++i) {
+      EXPECT_EQ(result2.prompt_logprobs[i].start, result.prompt_logprobs[i].start);
+      EXPECT_EQ(result2.prompt_logprobs[i].tokens.size(), result.prompt_logprobs[i].tokens.size());
+    }
 
     const PlacementTable table = make.placement();
     const PlacementTable table2 = round_trip<pb::Placement>(table);
@@ -217,6 +249,8 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     const AcceptedRequest request2 = round_trip<pb::SubmitRequest>(request);
     EXPECT_EQ(request2.prompt, request.prompt);
     EXPECT_EQ(request2.delivered, request.delivered);
+    EXPECT_EQ(request2.priority, request.priority);
+    EXPECT_EQ(request2.cache_salt, request.cache_salt);
     EXPECT_EQ(request2.resubmitted, request.resubmitted);
     EXPECT_EQ(request2.time_left, request.time_left);
 
@@ -347,6 +381,15 @@ TEST(ConvertTest, InvalidPlansAreRefused) {
       valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->set_max_tokens(0); }, "max_tokens");
   refuses<P>(
       valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->set_min_tokens(9); }, "min_tokens");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_starts(0)->mutable_sampling()->set_repetition_penalty(0); },
+      "sampling.repetition_penalty");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_starts(0)->mutable_sampling()->add_logit_bias()->set_token(0xffffffffu); },
+      "sampling.logit_bias");
+  refuses<P>(
+      valid, [&](P& m) { m.mutable_starts(0)->mutable_sampling()->add_logit_bias()->set_bias(nan); },
+      "sampling.logit_bias");
 }
 
 TEST(ConvertTest, InvalidResultsAreRefused) {
@@ -368,6 +411,20 @@ TEST(ConvertTest, InvalidResultsAreRefused) {
       valid, [](R& m) { m.mutable_sampled(0)->set_logprob(5); }, "sampled.logprob");
   refuses<R>(
       valid, [](R& m) { m.add_failures(); }, "failures.seq");
+  refuses<R>(
+      valid, [](R& m) { m.add_prompt_logprobs(); }, "prompt_logprobs.seq");
+  const auto piece = [](R& m) {
+    m.add_prompt_logprobs()->set_seq(1);
+    m.mutable_prompt_logprobs(0)->set_start(1);
+    return m.mutable_prompt_logprobs(0);
+  };
+  refuses<R>(
+      valid, [&](R& m) { piece(m)->add_tokens()->set_logprob(1); }, "prompt_logprobs.logprob");
+  refuses<R>(
+      valid, [&](R& m) { piece(m)->add_tokens()->add_top()->set_token(0xffffffffu); }, "prompt_logprobs.top");
+  refuses<R>(
+      valid, [&](R& m) { piece(m)->add_tokens(), m.mutable_prompt_logprobs(0)->set_start(0); },
+      "prompt_logprobs.start");
 }
 
 TEST(ConvertTest, InvalidPlacementsAreRefused) {
@@ -409,6 +466,8 @@ TEST(ConvertTest, InvalidGatewayMessagesAreRefused) {
       request, [](S& m) { m.set_choices(0); }, "choices");
   refuses<S>(
       request, [](S& m) { m.set_time_left_ns(-5); }, "time_left_ns");
+  refuses<S>(
+      request, [](S& m) { m.set_cache_salt(std::string(300, 'x')); }, "cache_salt");
   refuses<S>(
       request, [](S& m) { m.add_delivered(0xffffffffu); }, "delivered");
   TokenEvent event;
