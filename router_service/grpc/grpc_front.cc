@@ -130,7 +130,7 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
       out.set_aborted(static_cast<uint32_t>(gateway_.abort(in.id(), entry.visit->tenant())));
       *response = to_bytes(out);
     }
-    return finish(context, "Abort", entry, status);
+    return finish(context, context->DefaultReactor(), "Abort", entry, status);
   }
   grpc::ServerUnaryReactor* ModelInfo(Context* context, const Bytes* request, Bytes* response) override {
     const CallEntry entry = enter(context, "ModelInfo", *request);
@@ -138,7 +138,7 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     Status status = entry.status;
     if (status.ok()) status = parse_message(*request, &in);
     if (status.ok()) *response = to_bytes(model_info(gateway_));
-    return finish(context, "ModelInfo", entry, status);
+    return finish(context, context->DefaultReactor(), "ModelInfo", entry, status);
   }
 
   template <class Message>
@@ -157,11 +157,12 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     return enter_call(*door_, context, method, request.Length());
   }
 
-  grpc::ServerUnaryReactor* finish(Context* context, std::string_view method, const CallEntry& entry,
+  // `reactor`: the call's default one, which gRPC gives once.
+  grpc::ServerUnaryReactor* finish(Context* context, grpc::ServerUnaryReactor* reactor,
+                                   std::string_view method, const CallEntry& entry,
                                    const Status& status) const {
     options_.on_answer(method, static_cast<int>(status.code()));
     entry.visit->answered(static_cast<int>(status.code()));
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context));
     return reactor;
   }
@@ -171,14 +172,14 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   grpc::ServerUnaryReactor* on_text_thread(Context* context, std::string_view method, const Bytes& request,
                                            Bytes* response,
                                            std::function<StatusOr<Bytes>(const Message&)> work) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const CallEntry entry = enter(context, method, request);
-    if (!entry.status.ok()) return finish(context, method, entry, entry.status);
+    if (!entry.status.ok()) return finish(context, reactor, method, entry, entry.status);
     auto in = std::make_shared<Message>();
     if (const Status status = parse_message(request, in.get()); !status.ok())
-      return finish(context, method, entry, status);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const bool taken =
-        gateway_.run_on_text_thread([this, context, method, entry, in, response, work = std::move(work)] {
+      return finish(context, reactor, method, entry, status);
+    const bool taken = gateway_.run_on_text_thread(
+        [this, context, reactor, method, entry, in, response, work = std::move(work)] {
           Status status;
           try {
             auto made = work(*in);
@@ -187,10 +188,11 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
           } catch (const std::bad_alloc&) {
             status = resource_exhausted("there is not enough memory for this request");
           }
-          finish(context, method, entry, status);
+          finish(context, reactor, method, entry, status);
         });
     if (!taken)
-      finish(context, method, entry, resource_exhausted("too many requests wait to be read; retry later"));
+      finish(context, reactor, method, entry,
+             resource_exhausted("too many requests wait to be read; retry later"));
     return reactor;
   }
 
