@@ -188,7 +188,10 @@ json::object message_json(const text::AssistantMessage& message) {
   else
     out["content"] = message.content;
   out["refusal"] = nullptr;
-  if (!message.reasoning.empty()) out["reasoning"] = out["reasoning_content"] = message.reasoning;
+  if (!message.reasoning.empty()) {
+    out["reasoning_content"] = message.reasoning;
+    out["reasoning"] = message.reasoning;
+  }
   if (message.calls.empty()) return out;
   json::array calls;
   for (const text::AssistantMessage::Call& call : message.calls)
