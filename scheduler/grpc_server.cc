@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "conclave/v1/cluster.grpc.pb.h"
-#include "libs/config/address.h"
+#include "libs/base/address.h"
 #include "libs/rpc/convert.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/server_stream.h"

@@ -50,7 +50,7 @@ int run(const std::string& checkpoint) {
     return tokens.ok() ? *tokens : std::vector<TokenId>{};
   });
   RouterConfig config;
-  config.http_listen = config.grpc_listen = "127.0.0.1:0";
+  config.http_listen = config.grpc_listen = config.admin_listen = "127.0.0.1:0";
   ModelSpec spec = real.cluster->spec();
   spec.name = "scripted";
   spec.max_positions = 65536;
