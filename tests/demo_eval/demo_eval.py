@@ -207,9 +207,11 @@ def main():
     if args.agree:
         other = {a["prompt"]: a["text"] for a in json.loads(pathlib.Path(args.agree[0]).read_text())}
         same = [other.get(p) == t for p, t in zip(prompts, first)]
-        print(f"agrees with {args.agree[0]} on {sum(same)} of {len(same)} answers ({sum(same) / len(same):.1%})")
-        if sum(same) / len(same) < float(args.agree[1]) / 100:
-            faults.append(f"agrees on less than {args.agree[1]}% of the answers")
+        first_four = [ok for ok, c in zip(same, cases) if any(c["skill"] in kinds for kinds in FIRST_FOUR.values())]
+        print(f"agrees with {args.agree[0]} on {sum(same)} of {len(same)} texts ({sum(same) / len(same):.1%}), "
+              f"of the first four skills on {sum(first_four)} of {len(first_four)} ({sum(first_four) / len(first_four):.1%})")
+        if sum(first_four) / len(first_four) < float(args.agree[1]) / 100:
+            faults.append(f"agrees on less than {args.agree[1]}% of the texts of the first four skills")
     for fault in faults[:20]:
         print("FAULT:", fault)
     return 1 if faults else 0

@@ -58,8 +58,8 @@ def _schemas(names):
 
 class Mixture:
     """Draws rows. `weights` are shares of branches among the plain skills."""
-    plain = {"repeat": 0.04, "count": 0.22, "spell": 0.10, "reverse": 0.34, "spell_small": 0.04, "reverse_small": 0.04, "add": 0.04,
-             "fixed": 0.08, "zaehle": 0.06, "fixed_german": 0.04}
+    plain = {"repeat": 0.04, "count": 0.26, "spell": 0.10, "reverse": 0.28, "spell_small": 0.06, "reverse_small": 0.06, "add": 0.06,
+             "fixed": 0.06, "zaehle": 0.05, "fixed_german": 0.03}
 
     def __init__(self, packer, seed):
         self.packer, self.rng = packer, random.Random(seed)

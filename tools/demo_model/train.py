@@ -3,8 +3,8 @@
 
   train.py --tokenizer DIR/tokenizer.json --state DIR [--steps N] [--minutes M]
 
-The learning rate rises, stays, and falls linearly to zero over the last part of --steps; a run that was stopped goes on
-with the same command, also with another --steps. Matrices are trained by Muon (momentum made orthogonal by Newton-Schulz
+The learning rate rises, stays, and falls linearly to zero over the last part of --steps; a run that was stopped, or has
+ended, goes on with the same command and the same or a larger --steps. Matrices are trained by Muon (momentum made orthogonal by Newton-Schulz
 iterations), the rest by AdamW.
 """
 
@@ -118,7 +118,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--state", type=pathlib.Path, required=True)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long, with the state written")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--muon-lr", type=float, default=0.01)
