@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,7 +26,7 @@ inline constexpr bool kSanitized = false;
 #endif
 
 struct Answer {
-  std::vector<TokenId> tokens;
+  Completion completion;
   std::vector<float> logits;  // of every position that was computed
 };
 
@@ -49,6 +53,18 @@ inline std::vector<AcceptedRequest> mixed_requests(const ModelSpec& spec, size_t
     r.sampling.top_p = i % 4 == 1 ? 0.9f : 1.0f;
     r.sampling.top_k = i % 4 == 3 ? 20 : 0;
     r.sampling.seed = 1000 + i;
+    // Everything that a request may ask of sampling, in many combinations.
+    if (i % 5 == 1 || i % 5 == 3) r.sampling.repetition_penalty = i % 2 == 0 ? 1.3f : 0.8f;
+    if (i % 5 == 2 || i % 5 == 3) r.sampling.presence_penalty = 0.6f;
+    if (i % 5 == 3) r.sampling.frequency_penalty = 0.4f;
+    if (i % 4 == 2) {
+      r.sampling.logit_bias = {{static_cast<TokenId>(i), 2.5f}, {static_cast<TokenId>(i + 1), -INFINITY}};
+    }
+    r.sampling.logprobs = i % 3 == 1;
+    r.sampling.top_logprobs = i % 3 == 1 ? static_cast<uint32_t>(i % 4) : 0;
+    r.sampling.prompt_logprobs = i % 4 == 1;
+    r.sampling.prompt_top_logprobs = i % 8 == 1 ? 3 : 0;
+    if (i % 6 == 5) r.choices = 3;
     requests.push_back(std::move(r));
   }
   return requests;
@@ -67,16 +83,48 @@ inline std::vector<Answer> answers(LocalCluster& cluster, const std::vector<Acce
       EXPECT_TRUE(done.ok()) << done.status();
       if (!done.ok()) return out;
       EXPECT_EQ(done->finish, FinishReason::kLength) << done->error;
-      out.push_back({done->tokens, with_logits ? cluster.take_logits(requests[i].id) : std::vector<float>()});
+      // Choices share the request's name, so the logits of several would mix.
+      const bool logits = with_logits && requests[i].choices == 1;
+      if (with_logits && !logits) cluster.take_logits(requests[i].id);
+      out.push_back({*done, logits ? cluster.take_logits(requests[i].id) : std::vector<float>()});
     }
   }
   return out;
 }
 
+inline bool same(const std::vector<TokenLogprob>& a, const std::vector<TokenLogprob>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const TokenLogprob& x, const TokenLogprob& y) {
+    return x.token == y.token && std::bit_cast<uint32_t>(x.logprob) == std::bit_cast<uint32_t>(y.logprob);
+  });
+}
+
+// Tokens and log-probabilities of every choice, to the bit.
+inline void expect_same(const Completion& want, const Completion& got) {
+  EXPECT_EQ(want.tokens, got.tokens);
+  EXPECT_EQ(want.finish, got.finish);
+  ASSERT_EQ(want.logprobs.size(), got.logprobs.size());
+  for (size_t i = 0; i < want.logprobs.size(); ++i) EXPECT_EQ(want.logprobs[i], got.logprobs[i]) << i;
+  ASSERT_EQ(want.top_logprobs.size(), got.top_logprobs.size());
+  for (size_t i = 0; i < want.top_logprobs.size(); ++i) {
+    EXPECT_TRUE(same(want.top_logprobs[i], got.top_logprobs[i])) << "likely tokens at " << i;
+  }
+  ASSERT_EQ(want.prompt_logprobs.size(), got.prompt_logprobs.size());
+  for (size_t i = 0; i < want.prompt_logprobs.size(); ++i) {
+    EXPECT_EQ(want.prompt_logprobs[i].logprob, got.prompt_logprobs[i].logprob) << "prompt, " << i;
+    EXPECT_TRUE(same(want.prompt_logprobs[i].top, got.prompt_logprobs[i].top)) << "prompt, " << i;
+  }
+  ASSERT_EQ(want.more.size(), got.more.size());
+  for (size_t i = 0; i < want.more.size(); ++i) {
+    SCOPED_TRACE("choice " + std::to_string(i + 1));
+    expect_same(want.more[i], got.more[i]);
+  }
+}
+
 inline void expect_same(const std::vector<Answer>& want, const std::vector<Answer>& got) {
   ASSERT_EQ(want.size(), got.size());
   for (size_t i = 0; i < want.size(); ++i) {
-    EXPECT_EQ(want[i].tokens, got[i].tokens) << "request " << i;
+    SCOPED_TRACE("request " + std::to_string(i));
+    expect_same(want[i].completion, got[i].completion);
     if (want[i].logits.empty() || got[i].logits.empty()) continue;
     ASSERT_EQ(want[i].logits.size(), got[i].logits.size()) << "request " << i;
     EXPECT_EQ(std::memcmp(want[i].logits.data(), got[i].logits.data(), want[i].logits.size() * sizeof(float)),

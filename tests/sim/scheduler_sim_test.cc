@@ -42,16 +42,39 @@ TEST(SchedulerSim, HoldsItsRulesUnderFaults) {
   std::printf("%llu seeds, %llu events: %s\n", static_cast<unsigned long long>(last - first + 1),
               static_cast<unsigned long long>(events), counts.c_str());
   if (only != 0) return;
-  for (
-      const char* what :
-      {"client ended",          "client refused",           "gateway dropped",          "hung",
-       "members_lost",          "members_refused",          "members_suspected",        "peer_troubles",
-       "placements_published",  "requests_abandoned",       "requests_accepted",        "requests_cancelled",
-       "requests_deadline",     "requests_finished_length", "requests_finished_stop",   "requests_reattached",
-       "requests_refused_full", "requests_refused_invalid", "requests_refused_unready", "resubmitted",
-       "scheduler restarted",   "scheduler stalled",        "sequences_replayed",       "shard crashed",
-       "silent crash",          "stalls_forgiven",          "tokens_discarded",         "welcomed",
-       "worker crashed"}) {
+  for (const char* what : {"client ended",
+                           "client refused",
+                           "gateway dropped",
+                           "hung",
+                           "members_lost",
+                           "members_refused",
+                           "members_suspected",
+                           "peer_troubles",
+                           "placements_published",
+                           "requests_abandoned",
+                           "requests_accepted",
+                           "requests_cancelled",
+                           "requests_deadline",
+                           "requests_finished_length",
+                           "requests_finished_stop",
+                           "requests_reattached",
+                           "requests_refused_full",
+                           "requests_refused_invalid",
+                           "requests_refused_unready",
+                           "resubmitted",
+                           "scheduler restarted",
+                           "scheduler stalled",
+                           "sequences_replayed",
+                           "shard crashed",
+                           "silent crash",
+                           "stalls_forgiven",
+                           "tokens_discarded",
+                           "welcomed",
+                           "worker crashed",
+                           "many choices ended",
+                           "choice cancelled",
+                           "pages released early",
+                           "prompt pieces"}) {
     EXPECT_GT(coverage[what], 0u) << what << " never happened";
   }
 }
