@@ -22,7 +22,7 @@ struct SamplingFlags {
   std::optional<double> temperature;
   std::optional<double> top_p;
   std::optional<int64_t> top_k;
-  std::optional<uint64_t> seed;
+  std::optional<int64_t> seed;
   std::vector<std::string> stop;
   int64_t timeout_s = 600;
 

@@ -3,25 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "libs/text/detokenizer.h"
+#include "libs/telemetry/log.h"
 
 namespace conclave::router {
-namespace {
 
-class Decoder : public gateway::TokenText {
- public:
-  explicit Decoder(const text::Tokenizer& tokenizer) : inner_(tokenizer, /*skip_special=*/true) {}
-  void push(TokenId token, std::string& out) override { out += inner_.push(token); }
-  void flush(std::string& out) override { out += inner_.flush(); }
-
- private:
-  text::Detokenizer inner_;
-};
-
-}  // namespace
-
-ModelText::ModelText(std::unique_ptr<text::Tokenizer> tokenizer, std::unique_ptr<text::ChatTemplate> chat)
-    : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)) {
+ModelText::ModelText(std::unique_ptr<text::Tokenizer> tokenizer, std::unique_ptr<text::ChatTemplate> chat,
+                     text::ConversationFormat format)
+    : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)), format_(std::move(format)) {
   for (TokenId id = 0; id < tokenizer_->vocab_size(); ++id)
     max_token_bytes_ = std::max(max_token_bytes_, static_cast<uint32_t>(tokenizer_->token_bytes(id).size()));
   // Tokens that swallow white space around them, and normalization, may cover more than their own bytes.
@@ -33,30 +21,45 @@ StatusOr<std::unique_ptr<ModelText>> ModelText::load(const std::string& model_di
                                                      std::string* no_template) {
   ASSIGN_OR_RETURN(auto tokenizer, text::Tokenizer::load(model_dir + "/tokenizer.json"));
   std::unique_ptr<text::ChatTemplate> chat;
+  text::ConversationFormat format;
   auto source = text::read_template_source(model_dir, tokenizer.get());
   if (source.ok()) {
+    format = text::detect_format(*source, tokenizer.get());
     ASSIGN_OR_RETURN(chat, text::ChatTemplate::start(std::move(source).value(), std::move(options)));
   } else if (source.status().code() != StatusCode::kNotFound) {
     return source.status();
   } else if (no_template != nullptr) {
     *no_template = message_of(source.status());
   }
-  return std::make_unique<ModelText>(std::move(tokenizer), std::move(chat));
+  std::unique_ptr<ModelText> out(new ModelText(std::move(tokenizer), std::move(chat), std::move(format)));
+  if (out->chat_ == nullptr) return out;
+  auto prompts = text::ChatPromptBuilder::create(*out->chat_, *out->tokenizer_, out->format_);
+  if (prompts.ok()) {
+    out->prompts_ = std::move(prompts).value();
+  } else if (prompts.status().code() != StatusCode::kInvalidArgument) {
+    return prompts.status();
+  } else if (no_template != nullptr) {
+    *no_template = message_of(prompts.status());
+  }
+  return out;
 }
 
 StatusOr<std::vector<TokenId>> ModelText::encode(std::string_view text) const {
   return tokenizer_->encode(text, text::SpecialTokens::kParse);
 }
 
-StatusOr<std::vector<TokenId>> ModelText::encode_chat(const gateway::ChatPrompt& chat) const {
-  if (chat_ == nullptr)
+StatusOr<gateway::EncodedChat> ModelText::encode_chat(const gateway::ChatPrompt& chat,
+                                                      TimePoint deadline) const {
+  if (prompts_ == nullptr)
     return failed_precondition("the model has no chat template; use /v1/completions with a rendered prompt");
-  ASSIGN_OR_RETURN(const text::RenderedPrompt prompt, chat_->render(chat.document_json));
-  return tokenizer_->encode(prompt.text, text::SpecialTokens::kParse, prompt.literal);
+  ASSIGN_OR_RETURN(text::ChatPromptTokens prompt, prompts_->build(chat.request, deadline));
+  for (const std::string& warning : prompt.warnings)
+    if (warnings_(warning)) log_warn("part of a conversation is not in its prompt", {{"cause", warning}});
+  return gateway::EncodedChat{std::move(prompt.ids), prompt.starts_in_reasoning};
 }
 
-std::unique_ptr<gateway::TokenText> ModelText::decoder() const {
-  return std::make_unique<Decoder>(*tokenizer_);
+std::unique_ptr<text::TokenDecoder> ModelText::decoder(bool skip_special) const {
+  return text::make_token_decoder(*tokenizer_, format_, skip_special);
 }
 
 }  // namespace conclave::router

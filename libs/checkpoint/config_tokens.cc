@@ -75,8 +75,16 @@ void token_defaults(const ConfigTexts& texts, Fields& config, ModelSpec& spec, F
     }
     if (g.find("top_k") != nullptr)
       spec.default_top_k = static_cast<uint32_t>(g.count("top_k", 0, kMaxVocab));
+    if (const auto p = g.number("min_p")) {
+      if (!(*p >= 0 && *p <= 1)) g.fault("min_p", "must be in [0, 1]");
+      spec.default_min_p = static_cast<float>(*p);
+    }
   } else {
     spec.default_temperature = 0.0f;
+  }
+  if (const auto r = g.number("repetition_penalty")) {
+    if (!(*r > 0 && *r <= 1000)) g.fault("repetition_penalty", "must be in (0, 1000]");
+    spec.default_repetition_penalty = static_cast<float>(*r);
   }
   if (spec.stop_token_ids.empty() && texts.tokenizer_config) {
     auto parsed = json::parse_object(*texts.tokenizer_config, kTokenizerConfig);

@@ -46,6 +46,8 @@ struct ModelSpec {
   std::optional<float> default_temperature;
   std::optional<float> default_top_p;
   std::optional<uint32_t> default_top_k;
+  std::optional<float> default_min_p;
+  std::optional<float> default_repetition_penalty;
 
   uint32_t q_size() const { return num_heads * head_dim; }
   uint32_t kv_size() const { return num_kv_heads * head_dim; }

@@ -19,7 +19,7 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr char kMarkControlTokens = 1;
+constexpr char kTextIsText = 1;
 // Back-off between failed starts of a child.
 constexpr std::chrono::milliseconds kFirstBackoff{50};
 constexpr std::chrono::milliseconds kLongestBackoff{2000};
@@ -101,14 +101,16 @@ class Pool final : public ChatTemplate {
     return idle_.empty() ? start_error_ : OkStatus();
   }
 
-  StatusOr<RenderedPrompt> render(std::string_view document, TimePoint deadline) override {
+  StatusOr<RenderedPrompt> render(std::string_view document, TimePoint deadline,
+                                  ControlTokens control) override {
     if (document.size() > options_.max_document_bytes) {
       return invalid_argument("the request has " + std::to_string(document.size()) +
                               " bytes; max_document_bytes is " + std::to_string(options_.max_document_bytes));
     }
     deadline = std::min(deadline, steady_now() + options_.call_timeout);
     ASSIGN_OR_RETURN(std::unique_ptr<TemplateProcess> child, take(deadline));
-    auto answer = child->call(kMarkControlTokens, document, deadline);
+    const char flags = control == ControlTokens::kAsText ? kTextIsText : 0;
+    auto answer = child->call(flags, document, deadline);
     if (!answer.ok()) {
       discard(std::move(child));
       return answer.status();

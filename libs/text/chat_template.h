@@ -23,8 +23,8 @@ struct TemplateSource {
   std::map<std::string, std::string> templates;
   // bos_token, eos_token, unk_token, pad_token, ... as the template sees them.
   std::map<std::string, std::string> variables;
-  // Spellings of added tokens with and without the "special" flag: what a request's strings must not smuggle
-  // in.
+  // Spellings of added tokens: what a request's strings must not smuggle in. The other ones, such as <think>,
+  // are those that an assistant's turn is made of, where they keep their meaning.
   std::vector<std::string> special_tokens;
   std::vector<std::string> other_tokens;
 };
@@ -48,9 +48,16 @@ struct ChatTemplateOptions {
 
 struct RenderedPrompt {
   std::string text;  // well-formed UTF-8
-  // Bytes of `text` that spell (or start to spell) control tokens and came from the request's strings: pass
-  // them to Tokenizer::encode as `literal`, so that a user's text cannot end a turn.
+  // Bytes of `text` in which no control token is to be seen, since they came from the request's strings: pass
+  // them to Tokenizer::encode as `literal`, so that a user's text cannot end a turn. A range is one or more
+  // characters with which a control token might begin or end, and what lies between them.
   std::vector<ByteRange> literal;
+};
+
+// What becomes of control tokens that a request's strings spell out.
+enum class ControlTokens {
+  kAsText,   // they are text, wherever they stand and whatever the template does with the strings
+  kAllowed,  // they are tokens: for trusted callers (allow_special_tokens)
 };
 
 // Thread-safe. Destroy it only when no render is in flight; that ends the children.
@@ -68,7 +75,8 @@ class ChatTemplate {
   // raised (its own message); RESOURCE_EXHAUSTED: it needed too much memory, or too many renders wait;
   // DEADLINE_EXCEEDED: the earlier of `deadline` and call_timeout passed; UNAVAILABLE: the child died or
   // broke the protocol. In the last three a child was replaced as needed.
-  virtual StatusOr<RenderedPrompt> render(std::string_view document, TimePoint deadline = kNever) = 0;
+  virtual StatusOr<RenderedPrompt> render(std::string_view document, TimePoint deadline = kNever,
+                                          ControlTokens control = ControlTokens::kAsText) = 0;
 
   // Process ids of the children that are idle now (for tests and diagnosis).
   virtual std::vector<int> idle_processes() const = 0;

@@ -1,8 +1,11 @@
 // Text from tokens as they come, never half a character.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "libs/text/tokenizer.h"
 #include "libs/text/utf8.h"
@@ -14,15 +17,20 @@ namespace conclave::text {
 // bytes that can no longer become a character.
 class Detokenizer {
  public:
-  Detokenizer(const Tokenizer& tokenizer, bool skip_special)
-      : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+  // `kept`: special tokens that become text though `skip_special` is set. Some releases of a tokenizer flag
+  // the tags of thinking and tool calls as special, and whoever parses the output needs them.
+  Detokenizer(const Tokenizer& tokenizer, bool skip_special, std::vector<TokenId> kept = {})
+      : tokenizer_(&tokenizer), skip_special_(skip_special), kept_(std::move(kept)) {}
 
   // The text that `id` completes; often empty in the middle of a character.
   std::string push(TokenId id) { return push(std::span<const TokenId>(&id, 1)); }
   std::string push(std::span<const TokenId> ids) {
     std::string out;
     for (const TokenId id : ids) {
-      if (skip_special_ && tokenizer_->is_special(id)) continue;
+      if (skip_special_ && tokenizer_->is_special(id) &&
+          std::find(kept_.begin(), kept_.end(), id) == kept_.end()) {
+        continue;
+      }
       stream_.push(tokenizer_->token_bytes(id), out);
     }
     return out;
@@ -39,6 +47,7 @@ class Detokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  std::vector<TokenId> kept_;
   Utf8Stream stream_;
 };
 

@@ -4,8 +4,8 @@
 #
 # First frame in: {"templates": {name: text}, "variables": {...}, "special_tokens": [...], "other_tokens": [...],
 # "cpu_seconds": n, "max_output_bytes": n}. Answer: "r", or "x" or "c" with a message.
-# Then per call, in: one byte of flags (1: mark control tokens) and the JSON document. Out, one frame:
-#   "o" + u32 n + n pairs of u32 byte offsets + UTF-8 text   rendered; the pairs are control tokens from the document
+# Then per call, in: one byte of flags (1: the document's text is text) and the JSON document. Out, one frame:
+#   "o" + u32 n + n pairs of u32 byte offsets + UTF-8 text   rendered; in the pairs' ranges no control token is to be seen
 #   "e" + message   the template raised      "i" + message   the document is wrong
 #   "m" + message   out of memory; the process then ends
 # At the start "x" means that something is missing on this machine, "c" that a template does not compile.
@@ -74,15 +74,8 @@ def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
-markers = ()  # the two marking characters of the call at hand
-
-
 def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    out = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii:
-        for marker in markers:
-            out = out.replace(json.dumps(marker)[1:-1], marker)
-    return out
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def strftime_now(format):
@@ -146,38 +139,103 @@ def normalize(messages):
     return out
 
 
-def unused_markers(text):
-    # Two private-use characters that the document does not hold.
-    found = []
-    for code in range(0xF0000, 0xFFFFE):
-        if chr(code) not in text:
-            found.append(chr(code))
-            if len(found) == 2:
-                return found
-    raise BadDocument("the document uses every private character")
+# What a request says must not become a control token. So before rendering, every character of its strings with which
+# a control token could begin or end is replaced by a private-use character that stands for it, and after rendering
+# it is put back and its place noted; the tokenizer sees no added token there. One character stands for one, so a
+# template may strip, cut, join, reverse or escape the strings as it likes: no order of that makes a token of them.
+# (Tokens that begin and end with letters or digits are replaced where they are spelt in full, since templates compare
+# such words. And a template that itself writes both ends of a token around a string of the request is beyond help.)
+ALL_CONTROL = [t for t in config["special_tokens"] + config["other_tokens"] if t.strip()]
+ENDS = sorted({c for t in ALL_CONTROL for c in (t[0], t[-1]) if not c.isalnum() and not c.isspace()})
+WORDS = [t for t in ALL_CONTROL if t[0] not in ENDS and t[-1] not in ENDS]
+STARTS = sorted({t[0] for t in ALL_CONTROL} | set(ENDS))
 
 
-def mark(value, pattern, replacement):
+def longest_first(texts):
+    return "|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or "(?!)"
+
+
+# An assistant's turn is made of the other tokens: there, spelt in full, they are left as they are. So are these tags
+# where they are no tokens at all, since templates look for them.
+TAGS = ["<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>", "<tool_calls>", "</tool_calls>"]
+ASSISTANT_KEEPS = re.compile("(%s)" % longest_first({t for t in config["other_tokens"] + TAGS if t.strip()}))
+WORD = re.compile(longest_first(WORDS))
+
+
+def stand_ins(text):
+    # A private-use character for each one to be replaced; none of them, nor an escape of it, is in the document.
+    found = {}
+    wanted = sorted(set(ENDS) | {t[0] for t in WORDS})
+    code = 0xF0000
+    while len(found) < len(wanted):
+        if code >= 0xFFFFE:
+            raise BadDocument("the document uses every private character")
+        forms = escapes(chr(code))
+        forms += tuple(form.replace("\\", "\\\\") for form in forms)  # as a dump writes an escape that is text
+        if chr(code) not in text and not any(form in text for form in forms):
+            found[wanted[len(found)]] = chr(code)
+        code += 1
+    return found
+
+
+def escapes(character):
+    # As JSON and as Python's repr write it, without the first backslash.
+    return json.dumps(character)[2:-1], repr(character)[2:-1]
+
+
+def hide(value, change):
     if isinstance(value, str):
-        return pattern.sub(replacement, value)
+        return change(value)
     if isinstance(value, list):
-        return [mark(v, pattern, replacement) for v in value]
+        return [hide(v, change) for v in value]
     if isinstance(value, dict):
-        return {k: mark(v, pattern, replacement) for k, v in value.items()}
+        return {hide(k, change): hide(v, change) for k, v in value.items()}
     return value
 
 
-def control_pattern(tokens):
-    # Also what starts a token at the very end of a string, where the template's own text might complete it.
-    starts = {t[:n] for t in tokens for n in range(1, len(t))}
-    ordered = lambda texts: "|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or "(?!)"
-    return re.compile("%s|(?:%s)\\Z" % (ordered(tokens), ordered(starts)))
+def hide_document(document, table):
+    ends = str.maketrans({c: table[c] for c in ENDS})
+
+    def change(text):
+        return WORD.sub(lambda m: table[m.group()[0]] + m.group()[1:], text).translate(ends)
+
+    def change_assistant(text):
+        # Every other piece is one of the kept tokens.
+        pieces = ASSISTANT_KEEPS.split(text)
+        pieces[::2] = [change(piece) for piece in pieces[::2]]
+        return "".join(pieces)
+
+    # The names of variables and of the messages' own fields are left: templates ask for them.
+    for key in document:
+        if key != "messages":
+            document[key] = hide(document[key], change)
+    spoken = ("content", "reasoning_content", "reasoning", "thinking")
+    document["messages"] = [
+        {k: hide(v, change_assistant if m.get("role") == "assistant" and k in spoken else change) for k, v in m.items()}
+        for m in document["messages"]
+    ]
 
 
-# Special tokens count as control tokens wherever they stand. The others (such as <think>) are what an assistant turn
-# is made of, so there the template must see them as they are.
-all_control = control_pattern(config["special_tokens"] + config["other_tokens"])
-special_control = control_pattern(config["special_tokens"])
+def reveal(out, table):
+    # The text as it is, and the byte ranges in which nothing is a control token. One range holds as much as it can:
+    # up to the next character with which the template's own text could begin one.
+    back = {stand_in: c for c, stand_in in table.items()}
+    for stand_in in back:
+        for form in escapes(stand_in):
+            out = out.replace("\\" + form, stand_in)
+    inside = "[%s]" % "".join(back)
+    span = re.compile("%s(?:[^%s]*%s)?" % (inside, "".join(re.escape(c) for c in STARTS), inside))
+    plain = str.maketrans(back)
+    ranges, pieces, size, done = [], [], 0, 0
+    for match in span.finditer(out):
+        before = out[done : match.start()].encode("utf-8", "replace")
+        hidden = match.group().translate(plain).encode("utf-8", "replace")
+        pieces += [before, hidden]
+        size += len(before) + len(hidden)
+        ranges.append((size - len(hidden), size))
+        done = match.end()
+    pieces.append(out[done:].encode("utf-8", "replace"))
+    return ranges, b"".join(pieces)
 
 
 def render(flags, text):
@@ -191,41 +249,17 @@ def render(flags, text):
     document.setdefault("tools", None)
     document.setdefault("documents", None)
     document.setdefault("add_generation_prompt", False)
-    global markers
-    markers = ()
-    begin = end = None
-    if flags & 1:
-        begin, end = markers = unused_markers(json.dumps(document, ensure_ascii=False))
-        replacement = begin + r"\g<0>" + end
-        for key in document:
-            if key != "messages":
-                document[key] = mark(document[key], all_control, replacement)
-        document["messages"] = [
-            mark(m, special_control if m.get("role") == "assistant" else all_control, replacement)
-            for m in document["messages"]
-        ]
+    table = None
+    if flags & 1 and ALL_CONTROL:
+        table = stand_ins(json.dumps(document, ensure_ascii=False))
+        hide_document(document, table)
     name = "tool_use" if document["tools"] and "tool_use" in templates else "default"
     out = templates[name].render(**{**config["variables"], **document})
     if len(out) > config["max_output_bytes"]:
         raise BadDocument("the rendered prompt is longer than %d bytes" % config["max_output_bytes"])
-    if begin is None or (begin not in out and end not in out):
+    if table is None:
         return [], out.encode("utf-8", "replace")
-    # A template may cut a string between the markers; a lone marker goes, and what it marked is left as it is.
-    ranges, pieces, size, opened = [], [], 0, None
-    for piece in re.split("([%s%s])" % (begin, end), out):
-        if piece == begin:
-            opened = size
-        elif piece == end:
-            if opened is not None and opened < size:
-                ranges.append((opened, size))
-            opened = None
-        else:
-            raw = piece.encode("utf-8", "replace")
-            if opened is not None and raw and not all_control.fullmatch(piece):
-                opened = None
-            pieces.append(raw)
-            size += len(raw)
-    return ranges, b"".join(pieces)
+    return reveal(out, table)
 
 
 try:

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 
@@ -15,6 +17,9 @@ namespace json = boost::json;
 
 constexpr size_t kMaxFileBytes = 16u << 20;
 constexpr size_t kMaxDepth = 32;
+
+constexpr std::string_view kAssistantTags[] = {
+    "<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>", "<tool_calls>", "</tool_calls>"};
 
 // The text of a file; nullopt when it is not there.
 StatusOr<std::optional<std::string>> read_if_there(const std::string& path) {
@@ -93,7 +98,10 @@ StatusOr<TemplateSource> read_template_source(const std::string& model_dir, cons
   }
   if (tokenizer != nullptr) {
     for (const AddedToken& token : tokenizer->added_tokens()) {
-      (token.special ? source.special_tokens : source.other_tokens).push_back(token.content);
+      // Some releases flag the tags of thinking and calls as special; they are no less an assistant's.
+      const bool tag = std::find(std::begin(kAssistantTags), std::end(kAssistantTags), token.content) !=
+                       std::end(kAssistantTags);
+      (token.special && !tag ? source.special_tokens : source.other_tokens).push_back(token.content);
     }
   }
   return source;

@@ -1,7 +1,8 @@
 #include "router_service/gateway/gateway.h"
 
 #include <algorithm>
-#include <cmath>
+#include <charconv>
+#include <cstdio>
 #include <limits>
 #include <new>
 #include <utility>
@@ -15,14 +16,6 @@ namespace {
 
 constexpr char kCodePayload[] = "conclave.code";
 
-Status check_range(std::optional<double> value, double low, double high, bool low_open,
-                   std::string_view field, std::string_view rule) {
-  if (!value) return OkStatus();
-  if (!std::isfinite(*value) || *value < low || *value > high || (low_open && *value == low))
-    return invalid_field(field, rule);
-  return OkStatus();
-}
-
 }  // namespace
 
 Status with_code(Status status, std::string_view code) {
@@ -33,6 +26,26 @@ Status with_code(Status status, std::string_view code) {
 std::string code_of(const Status& status) {
   const auto payload = status.GetPayload(kCodePayload);
   return payload ? std::string(*payload) : std::string();
+}
+
+std::string id_text(RequestId id) {
+  char buffer[40];
+  std::snprintf(buffer, sizeof buffer, "%016llx%016llx", static_cast<unsigned long long>(id.hi),
+                static_cast<unsigned long long>(id.lo));
+  return buffer;
+}
+
+std::optional<RequestId> parse_id(std::string_view text) {
+  for (const std::string_view prefix : {"chatcmpl-", "cmpl-"})
+    if (text.starts_with(prefix)) text.remove_prefix(prefix.size());
+  if (text.size() != 32) return std::nullopt;
+  RequestId id;
+  const char* const middle = text.data() + 16;
+  const char* const end = middle + 16;
+  const auto hi = std::from_chars(text.data(), middle, id.hi, 16);
+  const auto lo = std::from_chars(middle, end, id.lo, 16);
+  if (hi.ptr != middle || lo.ptr != end || hi.ec != std::errc() || lo.ec != std::errc()) return std::nullopt;
+  return id;
 }
 
 Gateway::Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& scheduler, const TextCodec& codec,
@@ -84,41 +97,23 @@ GatewayCounts Gateway::counts() const {
   return counts;
 }
 
-Status Gateway::check(const GenerateRequest& request) const {
+StatusOr<SamplingParams> Gateway::check(const GenerateRequest& request) const {
   if (!request.model.empty() && request.model != model_.name)
     return with_code(with_field(not_found("the model \"" + request.model.substr(0, 256) +
                                           "\" is not served here; \"" + model_.name + "\" is"),
                                 "model"),
                      "model_not_found");
-  RETURN_IF_ERROR(check_range(request.temperature, 0, 1e6, false, "temperature",
-                              "must be between 0 (greedy) and 1000000"));
-  RETURN_IF_ERROR(check_range(request.top_p, 0, 1, true, "top_p", "must be above 0 and at most 1"));
-  RETURN_IF_ERROR(check_range(request.min_p, 0, 1, false, "min_p", "must be from 0 to 1"));
-  if (request.top_k && (*request.top_k < -1 || *request.top_k > std::numeric_limits<int32_t>::max()))
-    return invalid_field("top_k", "must be a positive number, or 0 or -1 for all tokens");
-  if (request.max_tokens && *request.max_tokens < 1)
-    return invalid_field(request.max_tokens_field, "must be at least 1");
-  if (request.min_tokens && *request.min_tokens < 0)
-    return invalid_field("min_tokens", "must not be negative");
-  if (request.min_tokens && request.max_tokens && *request.min_tokens > *request.max_tokens)
-    return invalid_field("min_tokens", "must not be more than " + request.max_tokens_field);
-  if (request.stop.size() > options_.max_stop_strings)
-    return invalid_field("stop", "has more than " + std::to_string(options_.max_stop_strings) + " strings");
-  for (const std::string& stop : request.stop) {
-    if (stop.empty()) return invalid_field("stop", "a stop string must not be empty");
-    if (stop.size() > options_.max_stop_string_bytes)
-      return invalid_field("stop", "a stop string is longer than " +
-                                       std::to_string(options_.max_stop_string_bytes) + " bytes");
-  }
-  if (request.stop_token_ids.size() > options_.max_stop_token_ids)
-    return invalid_field("stop_token_ids",
-                         "has more than " + std::to_string(options_.max_stop_token_ids) + " ids");
-  for (const int64_t id : request.stop_token_ids)
-    if (id < 0 || id >= static_cast<int64_t>(model_.vocab_size))
-      return invalid_field("stop_token_ids", "the id " + std::to_string(id) +
-                                                 " is not in the vocabulary of " +
-                                                 std::to_string(model_.vocab_size));
-
+  ASSIGN_OR_RETURN(SamplingParams sampling,
+                   make_sampling(request, model_, codec_.vocab_limit(), options_.request));
+  // A text that must be too long is refused before it is rendered and tokenized.
+  const uint32_t token_bytes =
+      std::max(1u, std::min(codec_.max_token_bytes(), options_.request.max_bytes_per_token));
+  const auto check_bytes = [&](uint64_t bytes, const std::string& field) {
+    GenerateRequest named;
+    named.prompt_field = field;
+    const uint64_t fewest = bytes / token_bytes;
+    return fewest >= context_length() ? check_prompt_length(named, fewest) : OkStatus();
+  };
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
     RETURN_IF_ERROR(check_prompt_length(request, ids->ids.size()));
     for (const int64_t id : ids->ids)
@@ -128,11 +123,13 @@ Status Gateway::check(const GenerateRequest& request) const {
                                                        std::to_string(model_.vocab_size));
   } else if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
     if (text->text.empty()) return invalid_field(request.prompt_field, "must not be empty");
-    // A text that must be too long is refused before it is tokenized.
-    const uint64_t fewest = text->text.size() / std::max(1u, codec_.max_token_bytes());
-    if (fewest >= context_length()) return check_prompt_length(request, fewest);
+    RETURN_IF_ERROR(check_bytes(text->text.size(), request.prompt_field));
+  } else {
+    const auto& chat = std::get<ChatPrompt>(request.prompt);
+    RETURN_IF_ERROR(
+        check_bytes(chat.text_bytes, chat.largest_field.empty() ? request.prompt_field : chat.largest_field));
   }
-  return OkStatus();
+  return sampling;
 }
 
 Status Gateway::check_prompt_length(const GenerateRequest& request, size_t tokens) const {
@@ -156,7 +153,7 @@ Status Gateway::check_prompt_length(const GenerateRequest& request, size_t token
 
 StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
                                                         std::function<void()> on_update) {
-  RETURN_IF_ERROR(check(request));
+  ASSIGN_OR_RETURN(SamplingParams sampling, check(request));
   RETURN_IF_ERROR(accepting());
   const RequestId id{system_random_u64(), system_random_u64()};
   auto generation = std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
@@ -167,9 +164,19 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
     if (open_.size() >= options_.max_requests)
       return resource_exhausted("max_requests (" + std::to_string(options_.max_requests) +
                                 ") requests are open; retry later");
-    open_.emplace(id, generation);
+    open_.emplace(id, Open{generation, request.name});
   }
-  const bool taken = pool_.try_submit([this, generation, r = std::move(request)] { prepare(r, generation); });
+  auto work = std::make_shared<Work>(Work{std::move(request), std::move(sampling), generation});
+  const bool taken = pool_.try_submit([this, work] {
+    Status prepared;
+    // Memory that one request cannot have is that request's failure, not the router's end.
+    try {
+      prepared = prepare(*work);
+    } catch (const std::bad_alloc&) {
+      prepared = resource_exhausted("there is not enough memory for this request");
+    }
+    if (!prepared.ok()) work->generation->refuse(prepared);
+  });
   if (!taken) {
     const Status full =
         resource_exhausted("max_waiting_texts (" + std::to_string(options_.max_waiting_texts) +
@@ -180,69 +187,110 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
   return generation;
 }
 
-void Gateway::prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation) {
-  // Memory that one request cannot have is that request's failure, not the router's end.
-  try {
-    prepare_or_throw(request, generation);
-  } catch (const std::bad_alloc&) {
-    generation->refuse(resource_exhausted("there is not enough memory for this request"));
+Status Gateway::prepare(Work& work) const {
+  GenerateRequest& request = work.request;
+  if (work.generation->ended()) return OkStatus();
+  const TimePoint deadline =
+      work.generation->arrived() +
+      std::min(request.time_left.value_or(options_.default_deadline), options_.default_deadline);
+  const Status late = deadline_exceeded("the request passed its deadline");
+  if (steady_now() >= deadline) return late;
+  auto encoded = encode(request, deadline);
+  if (!encoded.ok()) {
+    if (encoded.status().code() != StatusCode::kDeadlineExceeded) return encoded.status();
+    // Its own deadline, or only that of the template's process: then it is we who are too busy.
+    if (steady_now() >= deadline) return late;
+    return resource_exhausted(message_of(encoded.status()) + "; retry later");
   }
-}
+  RETURN_IF_ERROR(check_prompt_length(request, encoded->tokens.size()));
+  const uint32_t room = context_length() - static_cast<uint32_t>(encoded->tokens.size());
 
-void Gateway::prepare_or_throw(const GenerateRequest& request,
-                               const std::shared_ptr<Generation>& generation) {
-  if (generation->ended()) return;
-  auto accepted = accept(request, generation->id());
-  if (!accepted.ok()) return generation->refuse(accepted.status());
-  accepted->time_left -= steady_now() - generation->arrived();  // waiting and tokenizing count too
-  if (accepted->time_left <= 0)
-    return generation->refuse(deadline_exceeded("the request passed its deadline"));
-  auto stops = text::StopStringMatcher::create(request.stop);
-  if (!stops.ok()) return generation->refuse(with_field(stops.status(), "stop"));
-  generation->submit(std::move(accepted).value(), codec_.decoder(), std::move(stops).value());
-}
-
-StatusOr<AcceptedRequest> Gateway::accept(const GenerateRequest& request, RequestId id) const {
   AcceptedRequest accepted;
-  accepted.id = id;
+  accepted.id = work.generation->id();
+  accepted.sampling = work.sampling;
+  SamplingParams& sampling = accepted.sampling;
+  const bool only_prompt = request.echo && request.max_tokens == 0;
+  if (sampling.max_tokens == 0)
+    sampling.max_tokens = only_prompt                      ? 1
+                          : request.default_max_tokens > 0 ? std::min(request.default_max_tokens, room)
+                                                           : room;
+  sampling.min_tokens = std::min(sampling.min_tokens, sampling.max_tokens);
+  accepted.choices = static_cast<uint32_t>(request.n.value_or(1));
+  accepted.priority = static_cast<int32_t>(request.priority);
+  accepted.cache_salt = request.cache_salt;
+  ASSIGN_OR_RETURN(auto choices, make_choices(work, encoded->starts_in_reasoning, accepted.choices));
+  std::string echoed;
+  if (request.echo) {
+    const auto* text = std::get_if<TextPrompt>(&request.prompt);
+    echoed = text != nullptr ? text->text : codec_.decode(encoded->tokens, /*skip_special=*/false);
+  }
+  accepted.prompt = std::move(encoded->tokens);
+  accepted.time_left = deadline - steady_now();  // waiting and tokenizing count too
+  if (accepted.time_left <= 0) return late;
+  work.generation->submit(std::move(accepted), std::move(choices), std::move(echoed));
+  return OkStatus();
+}
+
+StatusOr<Gateway::Encoded> Gateway::encode(const GenerateRequest& request, TimePoint deadline) const {
+  Encoded out;
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
-    accepted.prompt.assign(ids->ids.begin(), ids->ids.end());
+    out.tokens.assign(ids->ids.begin(), ids->ids.end());
   } else if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
     auto encoded = codec_.encode(text->text);
     if (!encoded.ok()) return with_field(encoded.status(), request.prompt_field);
-    accepted.prompt = std::move(encoded).value();
+    out.tokens = std::move(encoded).value();
   } else {
-    auto encoded = codec_.encode_chat(std::get<ChatPrompt>(request.prompt));
-    if (!encoded.ok()) return with_field(encoded.status(), request.prompt_field);
-    accepted.prompt = std::move(encoded).value();
+    auto encoded = codec_.encode_chat(std::get<ChatPrompt>(request.prompt), deadline);
+    if (!encoded.ok())
+      return field_of(encoded.status()).empty() ? with_field(encoded.status(), request.prompt_field)
+                                                : encoded.status();
+    out.tokens = std::move(encoded->tokens);
+    out.starts_in_reasoning = encoded->starts_in_reasoning;
   }
-  RETURN_IF_ERROR(check_prompt_length(request, accepted.prompt.size()));
-  const uint32_t room = context_length() - static_cast<uint32_t>(accepted.prompt.size());
+  return out;
+}
 
-  SamplingParams& sampling = accepted.sampling;
-  sampling.temperature =
-      static_cast<float>(request.temperature.value_or(model_.default_temperature.value_or(1.0f)));
-  sampling.top_p = static_cast<float>(request.top_p.value_or(model_.default_top_p.value_or(1.0f)));
-  const int64_t top_k = request.top_k.value_or(model_.default_top_k.value_or(0));
-  sampling.top_k = top_k <= 0 ? 0 : static_cast<uint32_t>(top_k);
-  sampling.min_p = static_cast<float>(request.min_p.value_or(0));
-  sampling.seed = request.seed ? *request.seed : system_random_u64();
-  sampling.max_tokens = request.max_tokens               ? static_cast<uint32_t>(*request.max_tokens)
-                        : request.default_max_tokens > 0 ? std::min(request.default_max_tokens, room)
-                                                         : room;
-  sampling.min_tokens =
-      static_cast<uint32_t>(std::min<int64_t>(request.min_tokens.value_or(0), sampling.max_tokens));
-  sampling.ignore_eos = request.ignore_eos.value_or(false);
-  if (!sampling.ignore_eos) sampling.stop_token_ids = model_.stop_token_ids;
-  for (const int64_t stop : request.stop_token_ids) {
-    const TokenId token = static_cast<TokenId>(stop);
-    auto& ids = sampling.stop_token_ids;
-    if (std::find(ids.begin(), ids.end(), token) == ids.end()) ids.push_back(token);
+StatusOr<std::vector<Choice>> Gateway::make_choices(const Work& work, bool starts_in_reasoning,
+                                                    uint32_t count) const {
+  const GenerateRequest& request = work.request;
+  auto rules = std::make_shared<ChoiceRules>();
+  rules->stop_token_ids = work.sampling.stop_token_ids;
+  rules->client_stop_ids.assign(request.stop_token_ids.begin(), request.stop_token_ids.end());
+  rules->stop = request.stop;
+  rules->discard = request.echo && request.max_tokens == 0;
+  text::ConversationOptions options;
+  if (request.conversation) {
+    options.format = codec_.format();
+    options.starts_in_reasoning = starts_in_reasoning;
+    options.reasoning = request.reasoning;
+    options.tools = request.tools;
+    options.parallel_tool_calls = request.parallel_tool_calls;
   }
-  sampling.vocab_limit = std::min(codec_.vocab_limit(), model_.vocab_size);
-  accepted.time_left =
-      request.time_left ? std::min(*request.time_left, options_.default_deadline) : options_.default_deadline;
-  return accepted;
+  options.stop = request.stop;
+  options.include_stop = request.include_stop;
+  options.min_tokens = static_cast<uint32_t>(
+      std::min<int64_t>(request.min_tokens.value_or(0), std::numeric_limits<uint32_t>::max()));
+  std::vector<Choice> choices;
+  choices.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    ASSIGN_OR_RETURN(auto parser,
+                     text::ConversationParser::create(codec_.decoder(request.skip_special_tokens), options));
+    choices.emplace_back(i, std::move(parser), rules);
+  }
+  return choices;
+}
+
+size_t Gateway::abort(std::string_view id, const Status& cause) {
+  if (id.empty()) return 0;
+  const auto wanted = parse_id(id);
+  std::vector<std::shared_ptr<Generation>> found;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [open_id, open] : open_)
+      if ((wanted && *wanted == open_id) || open.name == id) found.push_back(open.generation);
+  }
+  for (const auto& generation : found) generation->abort(cause);
+  return found.size();
 }
 
 void Gateway::ended(const Summary& summary) {
@@ -251,7 +299,7 @@ void Gateway::ended(const Summary& summary) {
     std::lock_guard lock(mutex_);
     const auto at = open_.find(summary.id);
     if (at != open_.end()) {
-      dropped = std::move(at->second);
+      dropped = std::move(at->second.generation);
       open_.erase(at);
     }
     if (open_.empty()) idle_.notify_all();
@@ -273,7 +321,7 @@ void Gateway::abort_all(const Status& cause) {
   std::vector<std::shared_ptr<Generation>> all;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [id, generation] : open_) all.push_back(generation);
+    for (const auto& [id, open] : open_) all.push_back(open.generation);
   }
   for (const auto& generation : all) generation->abort(cause);
 }

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
@@ -20,6 +21,7 @@
 #include "libs/ports/scheduler_port.h"
 #include "router_service/gateway/generation.h"
 #include "router_service/gateway/request.h"
+#include "router_service/gateway/sampling.h"
 #include "router_service/gateway/text_codec.h"
 #include "router_service/gateway/work_pool.h"
 
@@ -29,9 +31,7 @@ struct GatewayOptions {
   uint32_t max_requests = 1024;      // open at once
   uint32_t max_waiting_texts = 256;  // requests waiting for a text thread
   unsigned text_threads = 2;         // tokenizing and templates
-  uint32_t max_stop_strings = 16;
-  uint32_t max_stop_string_bytes = 1024;
-  uint32_t max_stop_token_ids = 256;
+  RequestLimits request;
   Nanos default_deadline = 600 * kSecond;
   // A fleet that stops being ready (a process died) is usually back within a second: for so long requests are
   // still taken, and wait in the scheduler's queue. After that they are refused with the reason.
@@ -57,12 +57,21 @@ class Gateway {
   // generation.
   StatusOr<std::shared_ptr<Generation>> generate(GenerateRequest request, std::function<void()> on_update);
 
+  // The same checks alone, for requests that stand or fall together.
+  Status acceptable(const GenerateRequest& request) const { return check(request).status(); }
+
   // Runs work that may take milliseconds (parsing a large body) on a text thread; false at their bound.
   bool run_on_text_thread(std::function<void()> work) { return pool_.try_submit(std::move(work)); }
+
+  // Ends the open requests that are called so: by the id that answers carry ("chatcmpl-" or "cmpl-" before it
+  // or not), or by the client's own name. How many there were.
+  size_t abort(std::string_view id, const Status& cause = cancelled("the request was aborted"));
 
   // Why the fleet could not serve a request now; OK when it could.
   Status ready() const;
   const ModelSpec& model() const { return model_; }
+  const TextCodec& text() const { return codec_; }
+  FleetInfo fleet() const { return scheduler_.fleet(); }
   // The longest prompt plus answer, in tokens.
   uint32_t context_length() const;
   GatewayCounts counts() const;
@@ -77,11 +86,22 @@ class Gateway {
  private:
   // As ready(), but forgives a fleet that was ready within unready_grace.
   Status accepting() const;
-  Status check(const GenerateRequest& request) const;
-  StatusOr<AcceptedRequest> accept(const GenerateRequest& request, RequestId id) const;
+  // What is known of a request before its prompt is tokenized.
+  StatusOr<SamplingParams> check(const GenerateRequest& request) const;
   Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;
-  void prepare(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
-  void prepare_or_throw(const GenerateRequest& request, const std::shared_ptr<Generation>& generation);
+  struct Work {
+    GenerateRequest request;
+    SamplingParams sampling;
+    std::shared_ptr<Generation> generation;
+  };
+  struct Encoded {
+    std::vector<TokenId> tokens;
+    bool starts_in_reasoning = false;
+  };
+  StatusOr<Encoded> encode(const GenerateRequest& request, TimePoint deadline) const;
+  Status prepare(Work& work) const;
+  StatusOr<std::vector<Choice>> make_choices(const Work& work, bool starts_in_reasoning,
+                                             uint32_t count) const;
   void ended(const Summary& summary);
 
   const GatewayOptions options_;
@@ -93,7 +113,11 @@ class Gateway {
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   bool draining_ = false;
-  std::unordered_map<RequestId, std::shared_ptr<Generation>> open_;
+  struct Open {
+    std::shared_ptr<Generation> generation;
+    std::string name;
+  };
+  std::unordered_map<RequestId, Open> open_;
   WorkPool pool_;  // last: its threads use the rest
 };
 

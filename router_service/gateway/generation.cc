@@ -17,13 +17,17 @@ Generation::Generation(RequestId id, SchedulerPort& scheduler, Limits limits, st
 Update Generation::take() {
   std::lock_guard lock(mutex_);
   signalled_ = false;
-  Update update = std::exchange(pending_, Update{});
+  Update update;
   update.accepted = accepted_;
-  update.usage = {static_cast<uint32_t>(prompt_.size()), received_};
+  for (Choice& choice : choices_) {
+    ChoiceUpdate part = choice.take_update();
+    if (!part.empty()) update.choices.push_back(std::move(part));
+  }
+  update.prompt_logprobs = std::exchange(prompt_logprobs_, {});
+  update.usage = usage();
   // The end stays visible to whoever asks again.
-  pending_.ended = update.ended;
-  pending_.finish = update.finish;
-  pending_.error = update.error;
+  update.ended = state_ == State::kEnded;
+  update.error = error_;
   return update;
 }
 
@@ -35,6 +39,11 @@ bool Generation::ended() const {
 std::vector<TokenId> Generation::prompt() const {
   std::lock_guard lock(mutex_);
   return prompt_;
+}
+
+std::string Generation::prompt_text() const {
+  std::lock_guard lock(mutex_);
+  return prompt_text_;
 }
 
 void Generation::cancel(const Status& cause) {
@@ -57,16 +66,16 @@ void Generation::abort(const Status& cause) {
   run(std::move(after));
 }
 
-void Generation::submit(AcceptedRequest request, std::unique_ptr<TokenText> decoder,
-                        text::StopStringMatcher stops) {
+void Generation::submit(AcceptedRequest request, std::vector<Choice> choices, std::string prompt_text) {
   {
     std::lock_guard lock(mutex_);
     if (state_ != State::kPreparing) return;
     state_ = State::kSubmitting;
-    sampling_ = request.sampling;
     prompt_ = request.prompt;
-    decoder_ = std::move(decoder);
-    stops_.emplace(std::move(stops));
+    prompt_text_ = std::move(prompt_text);
+    choices_ = std::move(choices);
+    closed_.assign(choices_.size(), false);
+    running_ = static_cast<uint32_t>(choices_.size());
   }
   scheduler_.submit(std::move(request), shared_from_this());
   bool cancel_now = false;
@@ -105,44 +114,24 @@ void Generation::on_tokens(const TokenEvent& event) {
   After after;
   {
     std::lock_guard lock(mutex_);
-    if (state_ == State::kEnded || event.choice != 0) return;
-    if (event.index > received_) {
-      end(FinishReason::kNone,
-          internal_error("tokens " + std::to_string(received_) + " to " + std::to_string(event.index - 1) +
-                         " never came from the scheduler"),
-          after);
-    }
+    if (state_ == State::kEnded || event.choice >= choices_.size()) return;
     accepted_ = true;
-    // A restarted scheduler may repeat what was delivered; the index says so.
-    const size_t repeated = received_ - std::min(event.index, received_);
-    for (size_t i = repeated; i < event.tokens.size() && state_ != State::kEnded; ++i) {
-      const bool last = event.finish == FinishReason::kStop && i + 1 == event.tokens.size();
-      const auto& ids = sampling_.stop_token_ids;
-      const bool stop_token = last && std::find(ids.begin(), ids.end(), event.tokens[i]) != ids.end();
-      take_token(event.tokens[i], stop_token, after);
-    }
-    if (state_ != State::kEnded && event.finish != FinishReason::kNone) {
-      // The sequence has ended at the scheduler: nothing to cancel there.
-      state_ = State::kPreparing;
-      switch (event.finish) {
-        case FinishReason::kStop:
-        case FinishReason::kLength:
-          finish_text();
-          end(event.finish, OkStatus(), after);
-          break;
-        case FinishReason::kDeadline:
-          end(FinishReason::kNone, deadline_exceeded("the request passed its deadline"), after);
-          break;
-        case FinishReason::kCancelled:
-          end(FinishReason::kNone, cancelled("the request was cancelled"), after);
-          break;
-        case FinishReason::kError:
-        case FinishReason::kNone:
-          end(FinishReason::kNone, internal_error(event.error.empty() ? "the request failed" : event.error),
-              after);
-          break;
-      }
-    } else if (state_ != State::kEnded && pending_.tokens.size() > limits_.max_pending_tokens) {
+    if (event.finish != FinishReason::kNone) closed_[event.choice] = true;
+    if (to_first_token_ < 0 && !event.tokens.empty()) to_first_token_ = steady_now() - arrived_;
+    Choice& choice = choices_[event.choice];
+    const bool was_running = !choice.ended();
+    Status failure = take_prompt_logprobs(event);
+    if (failure.ok()) failure = choice.take(event);
+    if (failure.ok() && was_running) failure = failure_of(event);
+    if (was_running && choice.ended()) --running_;
+    // The scheduler holds nothing of it any more: nothing to cancel there.
+    if (std::find(closed_.begin(), closed_.end(), false) == closed_.end()) state_ = State::kPreparing;
+    if (!failure.ok()) {
+      end(FinishReason::kNone, failure, after);
+    } else if (running_ == 0) {
+      end(event.finish == FinishReason::kLength ? FinishReason::kLength : FinishReason::kStop, OkStatus(),
+          after);
+    } else if (pending_tokens() > limits_.max_pending_tokens) {
       end(FinishReason::kNone,
           resource_exhausted("the client reads too slowly: more than " +
                              std::to_string(limits_.max_pending_tokens) + " tokens were waiting for it"),
@@ -153,26 +142,51 @@ void Generation::on_tokens(const TokenEvent& event) {
   run(std::move(after));
 }
 
-void Generation::take_token(TokenId token, bool stop_token, After& after) {
-  if (received_ == 0) to_first_token_ = steady_now() - arrived_;
-  ++received_;
-  pending_.tokens.push_back(token);
-  if (stop_token) return;  // it ends the text and is not part of it
-  std::string piece;
-  decoder_->push(token, piece);
-  if (received_ <= sampling_.min_tokens) {
-    pending_.text += piece;
-    return;
+Status Generation::take_prompt_logprobs(const TokenEvent& event) {
+  if (event.prompt_logprobs.empty()) return OkStatus();
+  const uint32_t next = 1 + prompt_logprobs_received_;  // the first prompt token has none
+  if (event.prompt_start > next || event.prompt_start == 0)
+    return internal_error("log-probabilities of prompt tokens never came from the scheduler");
+  // A restarted scheduler may repeat what was delivered.
+  for (size_t i = next - event.prompt_start; i < event.prompt_logprobs.size(); ++i) {
+    prompt_logprobs_.push_back(event.prompt_logprobs[i]);
+    ++prompt_logprobs_received_;
   }
-  pending_.text += stops_->push(piece, received_ - 1);
-  if (stops_->match()) end(FinishReason::kStop, OkStatus(), after);
+  return OkStatus();
 }
 
-void Generation::finish_text() {
-  std::string rest;
-  decoder_->flush(rest);
-  pending_.text += stops_->push(rest, received_);
-  if (!stops_->match()) pending_.text += stops_->flush();
+// Why the whole request fails with this event, if it does.
+Status Generation::failure_of(const TokenEvent& event) const {
+  if (choices_[event.choice].ended()) return OkStatus();
+  switch (event.finish) {
+    case FinishReason::kDeadline:
+      return deadline_exceeded("the request passed its deadline");
+    case FinishReason::kCancelled:
+      return cancelled("the request was cancelled");
+    case FinishReason::kError:
+      return internal_error(event.error.empty() ? "the request failed" : event.error);
+    case FinishReason::kNone:
+    case FinishReason::kStop:
+    case FinishReason::kLength:
+      break;
+  }
+  return OkStatus();
+}
+
+size_t Generation::pending_tokens() const {
+  size_t sum = 0;
+  for (const Choice& choice : choices_) sum += choice.pending_tokens();
+  return sum;
+}
+
+Usage Generation::usage() const {
+  Usage out;
+  out.prompt_tokens = static_cast<uint32_t>(prompt_.size());
+  for (const Choice& choice : choices_) {
+    out.completion_tokens += choice.completion_tokens();
+    out.reasoning_tokens += choice.reasoning_tokens();
+  }
+  return out;
 }
 
 void Generation::end(FinishReason finish, const Status& error, After& after) {
@@ -180,15 +194,14 @@ void Generation::end(FinishReason finish, const Status& error, After& after) {
   after.cancel = state_ == State::kSubmitted;
   cancel_wanted_ = state_ == State::kSubmitting;
   state_ = State::kEnded;
-  pending_.ended = true;
-  pending_.finish = finish;
-  pending_.error = error;
+  error_ = error;
   Summary summary;
   summary.id = id_;
   summary.code = error.code();
   summary.finish = finish;
   summary.accepted = accepted_;
-  summary.usage = {static_cast<uint32_t>(prompt_.size()), received_};
+  summary.usage = usage();
+  summary.choices = static_cast<uint32_t>(std::max<size_t>(choices_.size(), 1));
   summary.to_first_token = to_first_token_;
   summary.total = steady_now() - arrived_;
   after.summary = summary;

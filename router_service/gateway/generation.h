@@ -1,8 +1,10 @@
-// One accepted (or refused) request between the scheduler and its client: the bounded token stream. The
-// scheduler's port pushes tokens in; they become text at once, so that a stop string ends the sequence at its
-// token even while the client does not read; the protocol adapter takes text out whenever it can write.
+// One accepted (or refused) request between the scheduler and its client: the bounded token stream of its
+// choices. The scheduler's port pushes tokens in; they become text at once, so that a stop string ends a
+// choice at its token even while the client does not read; the protocol adapter takes text out whenever it
+// can write.
 //
-// A generation ends exactly once: finished, refused, failed, cancelled, or past its deadline.
+// A generation ends exactly once: finished (when all its choices have), refused, failed, cancelled, or past
+// its deadline. Each choice that finishes does so exactly once, with one finish reason.
 #pragma once
 
 #include <functional>
@@ -14,7 +16,7 @@
 
 #include "libs/base/clock.h"
 #include "libs/ports/scheduler_port.h"
-#include "libs/text/stop_strings.h"
+#include "router_service/gateway/choice.h"
 #include "router_service/gateway/request.h"
 #include "router_service/gateway/text_codec.h"
 
@@ -22,23 +24,23 @@ namespace conclave::gateway {
 
 // Everything since the last take().
 struct Update {
-  bool accepted = false;  // the scheduler has it: a streamed answer may begin
-  std::string text;
-  std::vector<TokenId> tokens;
+  bool accepted = false;              // the scheduler has it: a streamed answer may begin
+  std::vector<ChoiceUpdate> choices;  // those with something new, in order of their index
+  // Where asked for: of the next prompt tokens, beginning with the second. All come before the first token.
+  std::vector<PromptLogprob> prompt_logprobs;
   bool ended = false;
-  // When ended: OK and kStop or kLength; else the cause and kNone.
-  FinishReason finish = FinishReason::kNone;
-  Status error;
-  Usage usage;
+  Status error;  // when ended: OK, or the cause
+  Usage usage;   // so far
 };
 
 // How a request went, for metrics and the log; never its text.
 struct Summary {
   RequestId id;
   StatusCode code = StatusCode::kOk;
-  FinishReason finish = FinishReason::kNone;
+  FinishReason finish = FinishReason::kNone;  // of the choice that ended last
   bool accepted = false;
   Usage usage;
+  uint32_t choices = 1;
   Nanos to_first_token = -1;  // from arrival; negative: there was none
   Nanos total = 0;
 };
@@ -66,12 +68,14 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   bool ended() const;
   // The prompt's tokens, once submitted (empty before).
   std::vector<TokenId> prompt() const;
+  // The prompt as text, for echo.
+  std::string prompt_text() const;
 
   // --- from the gateway ---
   // Ends it before it was submitted.
   void refuse(const Status& cause) { abort(cause); }
-  // Hands it to the scheduler unless it has ended meanwhile.
-  void submit(AcceptedRequest request, std::unique_ptr<TokenText> decoder, text::StopStringMatcher stops);
+  // Hands it to the scheduler unless it has ended meanwhile. One choice for each of the request's.
+  void submit(AcceptedRequest request, std::vector<Choice> choices, std::string prompt_text);
 
   // --- RequestObserver ---
   void on_accepted() override;
@@ -87,8 +91,10 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
     std::optional<Summary> summary;
     std::shared_ptr<const std::function<void()>> update;
   };
-  void take_token(TokenId token, bool stop_token, After& after);
-  void finish_text();
+  Status take_prompt_logprobs(const TokenEvent& event);
+  Status failure_of(const TokenEvent& event) const;
+  size_t pending_tokens() const;
+  Usage usage() const;
   void end(FinishReason finish, const Status& error, After& after);
   void note_update(After& after);
   void run(After after);
@@ -104,12 +110,14 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   State state_ = State::kPreparing;
   bool cancel_wanted_ = false;  // ended while the submission was on its way
   bool signalled_ = false;
-  Update pending_;
-  SamplingParams sampling_;
+  std::vector<Choice> choices_;
+  std::vector<bool> closed_;                    // choices that the scheduler has ended
+  uint32_t running_ = 0;                        // choices that have not ended
+  std::vector<PromptLogprob> prompt_logprobs_;  // not yet taken
+  uint32_t prompt_logprobs_received_ = 0;
+  Status error_;
   std::vector<TokenId> prompt_;
-  std::unique_ptr<TokenText> decoder_;
-  std::optional<text::StopStringMatcher> stops_;
-  uint32_t received_ = 0;  // tokens, the last one included that counts
+  std::string prompt_text_;
   bool accepted_ = false;
   Nanos to_first_token_ = -1;
 };

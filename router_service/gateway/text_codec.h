@@ -8,25 +8,27 @@
 #include <string_view>
 #include <vector>
 
+#include "libs/base/clock.h"
 #include "libs/base/ids.h"
 #include "libs/base/status.h"
+#include "libs/text/conversation/chat_prompt.h"
+#include "libs/text/conversation/format.h"
+#include "libs/text/token_decoder.h"
 
 namespace conclave::gateway {
 
-// Text of one sequence, token by token; never half a character.
-class TokenText {
- public:
-  virtual ~TokenText() = default;
-  // Appends what the tokens so far decide.
-  virtual void push(TokenId token, std::string& out) = 0;
-  // Ends the text: an unfinished character becomes U+FFFD.
-  virtual void flush(std::string& out) = 0;
+// A conversation as the client sent it. It is checked when it is rendered.
+struct ChatPrompt {
+  text::ChatRequest request;
+  // Bytes of text in it, and where most of them are ("messages[2].content"): a conversation that cannot fit
+  // is refused before it is rendered.
+  uint64_t text_bytes = 0;
+  std::string largest_field;
 };
 
-// A conversation as the JSON object that a chat template is rendered with: {"messages":[...],
-// "add_generation_prompt":true}, checked by the protocol adapter.
-struct ChatPrompt {
-  std::string document_json;
+struct EncodedChat {
+  std::vector<TokenId> tokens;
+  bool starts_in_reasoning = false;  // the prompt ended in the opening tag
 };
 
 // Any thread. encode and encode_chat may take milliseconds (a template runs in another process): call them
@@ -37,10 +39,18 @@ class TextCodec {
   // Added tokens written in the text become those tokens, as a completion prompt may hold a whole rendered
   // conversation.
   virtual StatusOr<std::vector<TokenId>> encode(std::string_view text) const = 0;
-  // Renders the template with the generation prompt, and encodes. INVALID_ARGUMENT for messages that the
-  // template refuses; FAILED_PRECONDITION when the model has no template.
-  virtual StatusOr<std::vector<TokenId>> encode_chat(const ChatPrompt& chat) const = 0;
-  virtual std::unique_ptr<TokenText> decoder() const = 0;
+  // Renders the template, and encodes. INVALID_ARGUMENT names the member at fault ("messages[1].role"), or
+  // none when the template itself refuses the messages; FAILED_PRECONDITION when the model has no template;
+  // DEADLINE_EXCEEDED past `deadline` or when rendering took too long.
+  virtual StatusOr<EncodedChat> encode_chat(const ChatPrompt& chat, TimePoint deadline) const = 0;
+  virtual std::unique_ptr<text::TokenDecoder> decoder(bool skip_special) const = 0;
+  // The bytes of one token, possibly part of a character; empty when it has none.
+  virtual std::string token_bytes(TokenId token) const = 0;
+  // All of them as text.
+  virtual std::string decode(const std::vector<TokenId>& tokens, bool skip_special) const = 0;
+  // How the model writes reasoning and tool calls.
+  virtual text::ConversationFormat format() const { return {}; }
+  virtual bool has_chat_template() const { return true; }
   // Ids at or above have no token and are never sampled.
   virtual uint32_t vocab_limit() const = 0;
   // A token's text has at most so many bytes; prompts that cannot fit are refused before they are tokenized.

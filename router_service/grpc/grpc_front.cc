@@ -6,271 +6,34 @@
 
 #include <chrono>
 #include <mutex>
-#include <optional>
+#include <new>
 #include <utility>
 
 #include "conclave/v1/inference.grpc.pb.h"
 #include "libs/rpc/grpc_setup.h"
+#include "router_service/grpc/generation_call.h"
+#include "router_service/grpc/inference_convert.h"
 
 namespace conclave::router {
 namespace {
 
 using gateway::Gateway;
-using gateway::Generation;
-using gateway::Update;
-using OnAnswer = std::function<void(std::string_view, int)>;
 
 constexpr char kServiceName[] = "conclave.v1.Inference";
+constexpr Nanos kTemplateTime = 30 * kSecond;  // for rendering messages in Tokenize
 
-// Client errors name the field in the message and, for programs, in the trailing metadata.
-grpc::Status grpc_error(const Status& status, grpc::CallbackServerContext* context) {
-  const std::string field = field_of(status);
-  if (!field.empty()) context->AddTrailingMetadata("conclave-field", field);
-  const std::string code = gateway::code_of(status);
-  if (!code.empty()) context->AddTrailingMetadata("conclave-code", code);
-  if (field.empty() || status.code() != StatusCode::kInvalidArgument) return rpc::to_grpc(status);
-  return rpc::to_grpc(invalid_argument(field + ": " + message_of(status)));
-}
+template <class Base>
+using RawAnswers =
+    v1::Inference::WithRawCallbackMethod_Generate<v1::Inference::WithRawCallbackMethod_GenerateStream<
+        v1::Inference::WithRawCallbackMethod_Chat<v1::Inference::WithRawCallbackMethod_ChatStream<Base>>>>;
+template <class Base>
+using RawTools =
+    v1::Inference::WithRawCallbackMethod_Tokenize<v1::Inference::WithRawCallbackMethod_Detokenize<
+        v1::Inference::WithRawCallbackMethod_Abort<v1::Inference::WithRawCallbackMethod_ModelInfo<Base>>>>;
+// Every method gets the bytes as they came.
+using RawService = RawAnswers<RawTools<v1::Inference::Service>>;
 
-gateway::GenerateRequest to_request(const v1::GenerateRequest& in,
-                                    const grpc::CallbackServerContext& context) {
-  gateway::GenerateRequest out;
-  out.model = in.model();
-  if (in.has_token_ids()) {
-    out.prompt = gateway::TokenPrompt{{in.token_ids().ids().begin(), in.token_ids().ids().end()}};
-    out.prompt_field = "token_ids";
-  } else {
-    out.prompt = gateway::TextPrompt{in.text()};
-    out.prompt_field = in.has_text() ? "text" : "input";
-  }
-  if (in.has_temperature()) out.temperature = in.temperature();
-  if (in.has_top_p()) out.top_p = in.top_p();
-  if (in.has_top_k()) out.top_k = in.top_k();
-  if (in.has_min_p()) out.min_p = in.min_p();
-  if (in.has_seed()) out.seed = in.seed();
-  if (in.has_max_tokens()) out.max_tokens = in.max_tokens();
-  if (in.has_min_tokens()) out.min_tokens = in.min_tokens();
-  if (in.has_ignore_eos()) out.ignore_eos = in.ignore_eos();
-  out.stop.assign(in.stop().begin(), in.stop().end());
-  out.stop_token_ids.assign(in.stop_token_ids().begin(), in.stop_token_ids().end());
-  const auto deadline = context.deadline();
-  if (deadline != std::chrono::system_clock::time_point::max()) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::system_clock::now());
-    out.time_left = std::max<Nanos>(left.count(), 0);
-  }
-  return out;
-}
-
-const char* finish_text(FinishReason finish) { return finish == FinishReason::kLength ? "length" : "stop"; }
-
-Status client_cancelled() { return cancelled("the client cancelled the call"); }
-
-void set_usage(v1::Usage* out, const gateway::Usage& usage) {
-  out->set_prompt_tokens(usage.prompt_tokens);
-  out->set_completion_tokens(usage.completion_tokens);
-}
-
-// Between a reactor (which gRPC deletes when the call is done) and its generation (which may still report
-// then). Calls into the reactor are made without the lock, and none after Finish.
-class CallState {
- public:
-  void attach(std::shared_ptr<Generation> generation) {
-    std::lock_guard lock(mutex_);
-    generation_ = std::move(generation);
-  }
-  void cancel() {
-    std::shared_ptr<Generation> generation;
-    {
-      std::lock_guard lock(mutex_);
-      generation = generation_;
-    }
-    if (generation) generation->cancel();
-  }
-
- protected:
-  std::mutex mutex_;
-  std::shared_ptr<Generation> generation_;
-  bool finished_ = false;
-};
-
-class UnaryState : public CallState {
- public:
-  UnaryState(v1::GenerateResponse* response, std::string model)
-      : response_(response), model_(std::move(model)) {}
-
-  // The end, once, when it has come; the response is then filled.
-  std::optional<Status> advance() {
-    std::lock_guard lock(mutex_);
-    if (finished_ || !generation_) return std::nullopt;
-    const Update update = generation_->take();
-    text_ += update.text;
-    tokens_.insert(tokens_.end(), update.tokens.begin(), update.tokens.end());
-    if (!update.ended) return std::nullopt;
-    finished_ = true;
-    if (!update.error.ok()) return update.error;
-    response_->set_text(std::move(text_));
-    response_->mutable_token_ids()->Add(tokens_.begin(), tokens_.end());
-    response_->set_finish_reason(finish_text(update.finish));
-    response_->set_model(model_);
-    set_usage(response_->mutable_usage(), update.usage);
-    return OkStatus();
-  }
-  // True for the one who may finish the call as cancelled.
-  bool give_up() {
-    std::lock_guard lock(mutex_);
-    return !std::exchange(finished_, true);
-  }
-
- private:
-  v1::GenerateResponse* const response_;
-  const std::string model_;
-  std::string text_;
-  std::vector<TokenId> tokens_;
-};
-
-class UnaryCall : public grpc::ServerUnaryReactor {
- public:
-  UnaryCall(Gateway& gateway, grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-            v1::GenerateResponse* response, const OnAnswer& on_answer)
-      : context_(context),
-        on_answer_(on_answer),
-        state_(std::make_shared<UnaryState>(response, gateway.model().name)) {
-    auto generation =
-        gateway.generate(to_request(*request, *context), [this, state = state_] { finish_if(this, *state); });
-    if (!generation.ok()) {
-      if (state_->give_up()) finish(generation.status());
-      return;
-    }
-    state_->attach(*generation);
-    finish_if(this, *state_);
-  }
-
-  void OnCancel() override {
-    state_->cancel();
-    if (state_->give_up()) finish(client_cancelled());
-  }
-  void OnDone() override { delete this; }
-
- private:
-  // `state` may outlive the reactor `self`; it then has nothing to say, and `self` is not touched.
-  static void finish_if(UnaryCall* self, UnaryState& state) {
-    if (const auto end = state.advance()) self->finish(*end);
-  }
-  void finish(const Status& status) {
-    on_answer_("Generate", static_cast<int>(status.code()));
-    Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context_));
-  }
-
-  grpc::CallbackServerContext* const context_;
-  const OnAnswer& on_answer_;
-  const std::shared_ptr<UnaryState> state_;
-};
-
-class StreamState : public CallState {
- public:
-  struct Step {
-    bool write = false;
-    bool last = false;  // write (if any) and finish
-    Status status;
-  };
-  // What to do now; nothing while a write is under way.
-  Step advance(v1::GenerateChunk& chunk) {
-    std::lock_guard lock(mutex_);
-    Step step;
-    if (finished_ || writing_ || !generation_) return step;
-    Update update = generation_->take();
-    step.last = update.ended;
-    step.status = update.error;
-    const bool ok = update.ended && update.error.ok();
-    if (!update.text.empty() || !update.tokens.empty() || ok) {
-      step.write = true;
-      chunk.Clear();
-      chunk.set_text(std::move(update.text));
-      chunk.mutable_token_ids()->Add(update.tokens.begin(), update.tokens.end());
-      if (ok) {
-        chunk.set_finish_reason(finish_text(update.finish));
-        set_usage(chunk.mutable_usage(), update.usage);
-      }
-    }
-    writing_ = step.write;
-    finished_ = step.last;
-    return step;
-  }
-  // True when the call was given up during the write: it is to be finished now.
-  bool written() {
-    std::lock_guard lock(mutex_);
-    writing_ = false;
-    return std::exchange(given_up_, false);
-  }
-  // True for the one who may finish the call as cancelled. While a write is under way (or about to start, on
-  // another thread) that is written()'s caller, so that the reactor lives until then.
-  bool give_up() {
-    std::lock_guard lock(mutex_);
-    if (std::exchange(finished_, true)) return false;
-    given_up_ = writing_;
-    return !writing_;
-  }
-
- private:
-  bool writing_ = false;
-  bool given_up_ = false;  // during a write
-};
-
-class StreamCall : public grpc::ServerWriteReactor<v1::GenerateChunk> {
- public:
-  StreamCall(Gateway& gateway, grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-             const OnAnswer& on_answer)
-      : context_(context), on_answer_(on_answer), state_(std::make_shared<StreamState>()) {
-    auto generation =
-        gateway.generate(to_request(*request, *context), [this, state = state_] { advance(this, *state); });
-    if (!generation.ok()) {
-      if (state_->give_up()) finish(generation.status());
-      return;
-    }
-    state_->attach(*generation);
-    advance(this, *state_);
-  }
-
-  void OnWriteDone(bool ok) override {
-    if (!ok) state_->cancel();  // OnCancel finishes the call
-    if (state_->written()) return finish(client_cancelled());
-    if (ok) advance(this, *state_);
-  }
-  void OnCancel() override {
-    state_->cancel();
-    if (state_->give_up()) finish(client_cancelled());
-  }
-  void OnDone() override { delete this; }
-
- private:
-  // `state` may outlive the reactor `self`; it then has nothing to do, and `self` is not touched.
-  static void advance(StreamCall* self, StreamState& state) {
-    v1::GenerateChunk chunk;
-    const StreamState::Step step = state.advance(chunk);
-    if (!step.write && !step.last) return;
-    self->chunk_ = std::move(chunk);  // the only write under way, so nobody else uses it
-    if (step.write && step.last && step.status.ok()) {
-      self->on_answer_("GenerateStream", 0);
-      self->StartWriteAndFinish(&self->chunk_, grpc::WriteOptions(), grpc::Status::OK);
-      return;
-    }
-    if (step.write) self->StartWrite(&self->chunk_);
-    if (step.last)
-      self->finish(step.status);  // a failure ends the stream with its status, after the text before it
-  }
-  void finish(const Status& status) {
-    on_answer_("GenerateStream", static_cast<int>(status.code()));
-    Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context_));
-  }
-
-  grpc::CallbackServerContext* const context_;
-  const OnAnswer& on_answer_;
-  const std::shared_ptr<StreamState> state_;
-  v1::GenerateChunk chunk_;
-};
-
-class GrpcFrontImpl : public GrpcFront, private v1::Inference::CallbackService {
+class GrpcFrontImpl : public GrpcFront, private RawService {
  public:
   GrpcFrontImpl(GrpcFrontOptions options, Gateway& gateway)
       : options_(std::move(options)), gateway_(gateway) {
@@ -317,13 +80,138 @@ class GrpcFrontImpl : public GrpcFront, private v1::Inference::CallbackService {
   }
 
  private:
-  grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-                                     v1::GenerateResponse* response) override {
-    return new UnaryCall(gateway_, context, request, response, options_.on_answer);
+  using Bytes = grpc::ByteBuffer;
+  using Context = grpc::CallbackServerContext;
+
+  grpc::ServerUnaryReactor* Generate(Context* context, const Bytes* request, Bytes* response) override {
+    return new UnaryCall(gateway_, context, "Generate",
+                         plan<v1::GenerateRequest>(*request, make_generate_sink), response,
+                         options_.on_answer);
   }
-  grpc::ServerWriteReactor<v1::GenerateChunk>* GenerateStream(grpc::CallbackServerContext* context,
-                                                              const v1::GenerateRequest* request) override {
-    return new StreamCall(gateway_, context, request, options_.on_answer);
+  grpc::ServerWriteReactor<Bytes>* GenerateStream(Context* context, const Bytes* request) override {
+    return new StreamCall(gateway_, context, "GenerateStream",
+                          plan<v1::GenerateRequest>(*request, make_generate_sink), options_.on_answer);
+  }
+  grpc::ServerUnaryReactor* Chat(Context* context, const Bytes* request, Bytes* response) override {
+    return new UnaryCall(gateway_, context, "Chat", plan<v1::ChatRequest>(*request, make_chat_sink), response,
+                         options_.on_answer);
+  }
+  grpc::ServerWriteReactor<Bytes>* ChatStream(Context* context, const Bytes* request) override {
+    return new StreamCall(gateway_, context, "ChatStream", plan<v1::ChatRequest>(*request, make_chat_sink),
+                          options_.on_answer);
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
+    return on_text_thread<v1::TokenizeRequest>(
+        context, "Tokenize", *request, response,
+        [this](const v1::TokenizeRequest& in) -> StatusOr<Bytes> { return tokenize(in); });
+  }
+  grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request, Bytes* response) override {
+    return on_text_thread<v1::DetokenizeRequest>(
+        context, "Detokenize", *request, response,
+        [this](const v1::DetokenizeRequest& in) -> StatusOr<Bytes> { return detokenize(in); });
+  }
+  grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request, Bytes* response) override {
+    v1::AbortRequest in;
+    Status status = parse_message(*request, &in);
+    if (status.ok() && in.id().empty()) status = invalid_field("id", "is required");
+    if (status.ok()) {
+      v1::AbortResponse out;
+      out.set_aborted(static_cast<uint32_t>(gateway_.abort(in.id())));
+      *response = to_bytes(out);
+    }
+    return finish(context, "Abort", status);
+  }
+  grpc::ServerUnaryReactor* ModelInfo(Context* context, const Bytes* request, Bytes* response) override {
+    v1::ModelInfoRequest in;
+    const Status status = parse_message(*request, &in);
+    if (status.ok()) *response = to_bytes(model_info(gateway_));
+    return finish(context, "ModelInfo", status);
+  }
+
+  template <class Message>
+  StatusOr<GenerationPlan> plan(const Bytes& bytes,
+                                std::unique_ptr<AnswerSink> (*make)(SinkOptions, RequestId)) const {
+    Message in;
+    RETURN_IF_ERROR(parse_message(bytes, &in));
+    GenerationPlan out;
+    ASSIGN_OR_RETURN(out.request, from_proto(in));
+    const SinkOptions sink{&gateway_.text(), gateway_.model().name, out.request.logprobs};
+    out.sink = [sink, make](RequestId id) { return make(sink, id); };
+    return out;
+  }
+
+  grpc::ServerUnaryReactor* finish(Context* context, std::string_view method, const Status& status) const {
+    options_.on_answer(method, static_cast<int>(status.code()));
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context));
+    return reactor;
+  }
+
+  // Work that may take milliseconds.
+  template <class Message>
+  grpc::ServerUnaryReactor* on_text_thread(Context* context, std::string_view method, const Bytes& request,
+                                           Bytes* response,
+                                           std::function<StatusOr<Bytes>(const Message&)> work) {
+    auto in = std::make_shared<Message>();
+    if (const Status status = parse_message(request, in.get()); !status.ok())
+      return finish(context, method, status);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool taken =
+        gateway_.run_on_text_thread([this, context, method, in, response, work = std::move(work)] {
+          Status status;
+          try {
+            auto made = work(*in);
+            status = made.status();
+            if (made.ok()) *response = *made;
+          } catch (const std::bad_alloc&) {
+            status = resource_exhausted("there is not enough memory for this request");
+          }
+          finish(context, method, status);
+        });
+    if (!taken) finish(context, method, resource_exhausted("too many requests wait to be read; retry later"));
+    return reactor;
+  }
+
+  Status check_model(const std::string& wanted) const {
+    if (wanted.empty() || wanted == gateway_.model().name) return OkStatus();
+    return gateway::with_code(
+        with_field(not_found("the model \"" + wanted.substr(0, 256) + "\" is not served here"), "model"),
+        "model_not_found");
+  }
+
+  StatusOr<Bytes> tokenize(const v1::TokenizeRequest& in) const {
+    RETURN_IF_ERROR(check_model(in.model()));
+    std::vector<TokenId> tokens;
+    if (in.has_chat()) {
+      ASSIGN_OR_RETURN(const auto request, from_proto(in.chat()));
+      auto encoded = gateway_.text().encode_chat(std::get<gateway::ChatPrompt>(request.prompt),
+                                                 steady_now() + kTemplateTime);
+      if (!encoded.ok() && field_of(encoded.status()).empty())
+        return with_field(encoded.status(), "messages");
+      if (!encoded.ok()) return encoded.status();
+      tokens = std::move(encoded->tokens);
+    } else if (in.has_text()) {
+      ASSIGN_OR_RETURN(tokens, gateway_.text().encode(in.text()));
+    } else {
+      return invalid_field("input", "text or chat is required");
+    }
+    v1::TokenizeResponse out;
+    out.mutable_ids()->Add(tokens.begin(), tokens.end());
+    for (const TokenId token : tokens) out.add_texts(gateway_.text().token_bytes(token));
+    out.set_context_length(gateway_.context_length());
+    return to_bytes(out);
+  }
+
+  StatusOr<Bytes> detokenize(const v1::DetokenizeRequest& in) const {
+    RETURN_IF_ERROR(check_model(in.model()));
+    for (const uint32_t id : in.ids())
+      if (id >= gateway_.model().vocab_size)
+        return invalid_field("ids", "the id " + std::to_string(id) + " is not in the vocabulary of " +
+                                        std::to_string(gateway_.model().vocab_size));
+    v1::DetokenizeResponse out;
+    out.set_text(gateway_.text().decode({in.ids().begin(), in.ids().end()}, /*skip_special=*/false));
+    return to_bytes(out);
   }
 
   GrpcFrontOptions options_;

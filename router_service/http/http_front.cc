@@ -1,117 +1,21 @@
 #include "router_service/http/http_front.h"
 
-#include <atomic>
-#include <boost/json.hpp>
 #include <new>
 #include <utility>
 
+#include "libs/telemetry/log.h"
+#include "router_service/first_time.h"
+#include "router_service/http/openai_answer.h"
 #include "router_service/http/openai_request.h"
 #include "router_service/http/openai_response.h"
+#include "router_service/http/text_routes.h"
 
 namespace conclave::router {
-namespace json = boost::json;
 namespace {
 
 constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
 
 using gateway::Gateway;
-using gateway::Generation;
-using gateway::Update;
-
-// Follows one generation on its connection. Everything but notify() runs there, one call at a time.
-class Answer : public http::StreamSource, public std::enable_shared_from_this<Answer> {
- public:
-  using Done = std::function<void(int status)>;
-
-  Answer(std::shared_ptr<http::Exchange> exchange, const OpenAiRequest& request, const Gateway& gateway,
-         Done done)
-      : exchange_(std::move(exchange)),
-        chat_(request.chat),
-        stream_(request.stream),
-        include_usage_(request.include_usage),
-        return_token_ids_(request.return_token_ids),
-        model_(gateway.model().name),
-        done_(std::move(done)) {}
-
-  void start(Gateway& gateway, gateway::GenerateRequest request) {
-    auto generation = gateway.generate(std::move(request), [self = shared_from_this()] { self->notify(); });
-    if (!generation.ok()) return respond(error_response(generation.status()));
-    generation_ = *generation;
-    writer_.emplace(chat_, include_usage_, return_token_ids_, generation_->id(), model_);
-    exchange_->on_client_gone([g = generation_] { g->cancel(); });
-  }
-
-  bool pull(std::string& out) override {
-    if (!started_) {
-      started_ = true;
-      out += writer_->first_event(return_token_ids_ ? generation_->prompt() : std::vector<TokenId>{});
-    }
-    take();
-    out += writer_->text_event(text_, tokens_);
-    text_.clear();
-    tokens_.clear();
-    if (!last_.ended) return true;
-    out += last_.error.ok() ? writer_->end_events(last_) : OpenAiWriter::error_events(last_.error);
-    return false;
-  }
-
- private:
-  void notify() {
-    if (streaming_.load()) return exchange_->wake();
-    exchange_->post([self = shared_from_this()] { self->advance(); });
-  }
-
-  void advance() {
-    if (responded_) return;
-    if (streaming_.load()) return exchange_->wake();
-    take();
-    if (last_.ended && !last_.error.ok()) return respond(error_response(last_.error));
-    if (stream_) {
-      if (!last_.accepted && !last_.ended) return;
-      streaming_.store(true);
-      done_(200);
-      http::Response head;
-      head.content_type = "text/event-stream; charset=utf-8";
-      head.headers.emplace_back("cache-control", "no-cache");
-      head.headers.emplace_back("x-accel-buffering", "no");
-      exchange_->stream(std::move(head), shared_from_this());
-      return;
-    }
-    if (!last_.ended) return;
-    http::Response response;
-    response.body = writer_->whole(text_, tokens_,
-                                   return_token_ids_ ? generation_->prompt() : std::vector<TokenId>{}, last_);
-    respond(std::move(response));
-  }
-
-  void take() {
-    last_ = generation_->take();
-    text_ += last_.text;
-    if (return_token_ids_) tokens_.insert(tokens_.end(), last_.tokens.begin(), last_.tokens.end());
-  }
-
-  void respond(http::Response response) {
-    responded_ = true;
-    done_(response.status);
-    exchange_->respond(std::move(response));
-  }
-
-  const std::shared_ptr<http::Exchange> exchange_;
-  const bool chat_;
-  const bool stream_;
-  const bool include_usage_;
-  const bool return_token_ids_;
-  const std::string model_;
-  const Done done_;
-  std::shared_ptr<Generation> generation_;
-  std::optional<OpenAiWriter> writer_;
-  std::atomic<bool> streaming_{false};
-  bool responded_ = false;
-  bool started_ = false;
-  Update last_;
-  std::string text_;  // taken, not yet written
-  std::vector<TokenId> tokens_;
-};
 
 class HttpFrontImpl : public HttpFront {
  public:
@@ -158,14 +62,15 @@ class HttpFrontImpl : public HttpFront {
     constexpr std::string_view kModels = "/v1/models";
     const bool models =
         path == kModels || (path.starts_with("/v1/models/") && path.size() > kModels.size() + 1);
-    const std::string_view route = completions || chat || path == "/health" ? path
-                                   : models                                 ? kModels
-                                                                            : "other";
+    const bool text = path == "/tokenize" || path == "/detokenize";
+    const std::string_view route = completions || chat || text || path == "/health" ? path
+                                   : models                                         ? kModels
+                                                                                    : "other";
     if (route == "other")
       return reply(route, *exchange,
                    http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
 
-    const bool posts = completions || chat;
+    const bool posts = completions || chat || text;
     const std::string_view allowed = posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
     if (request.method == "OPTIONS")
       return reply(route, *exchange, {204, "", {{"allow", std::string(allowed)}}, ""});
@@ -177,7 +82,11 @@ class HttpFrontImpl : public HttpFront {
     }
     if (path == "/health") return reply(route, *exchange, health());
     if (models)
-      return reply(route, *exchange, list_models(path == kModels ? "" : path.substr(kModels.size() + 1)));
+      return reply(
+          route, *exchange,
+          list_models(gateway_, path == kModels ? "" : percent_decoded(path.substr(kModels.size() + 1)),
+                      started_));
+    if (text) return on_text_thread(route, request, std::move(exchange));
 
     if (request.body.size() <= kLargeBody)
       return generate(route, std::move(exchange), parse(chat, request.body));
@@ -192,12 +101,12 @@ class HttpFrontImpl : public HttpFront {
             error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
-  static StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) {
-    return chat ? parse_chat_completion(body) : parse_completion(body);
+  StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) const {
+    return chat ? parse_chat_completion(body, options_.openai) : parse_completion(body, options_.openai);
   }
 
   // Off the connections' threads nobody else catches what one body's size may cause.
-  static StatusOr<OpenAiRequest> parse_within_memory(bool chat, std::string_view body) {
+  StatusOr<OpenAiRequest> parse_within_memory(bool chat, std::string_view body) const {
     try {
       return parse(chat, body);
     } catch (const std::bad_alloc&) {
@@ -208,9 +117,30 @@ class HttpFrontImpl : public HttpFront {
   void generate(std::string_view route, std::shared_ptr<http::Exchange> exchange,
                 StatusOr<OpenAiRequest> parsed) {
     if (!parsed.ok()) return reply(route, *exchange, error_response(parsed.status()));
-    auto answer = std::make_shared<Answer>(std::move(exchange), *parsed, gateway_,
-                                           [this, r = std::string(route)](int status) { count(r, status); });
-    answer->start(gateway_, std::move(parsed->generate));
+    for (const std::string& name : parsed->unknown)
+      if (unknown_fields_(name))
+        log_warn("requests have a field that nobody here knows; it is ignored", {{"field", name}});
+    answer_openai(std::move(exchange), std::move(*parsed), gateway_,
+                  [this, r = std::string(route)](int status) { count(r, status); });
+  }
+
+  // /tokenize and /detokenize.
+  void on_text_thread(std::string_view route, http::Request& request,
+                      std::shared_ptr<http::Exchange> exchange) {
+    const auto body = std::make_shared<const std::string>(std::move(request.body));
+    const bool taken = gateway_.run_on_text_thread([this, body, exchange, r = std::string(route)] {
+      http::Response response;
+      try {
+        response =
+            r == "/tokenize" ? tokenize(gateway_, *body, options_.openai) : detokenize(gateway_, *body);
+      } catch (const std::bad_alloc&) {
+        response = error_response(resource_exhausted("there is not enough memory for this request"));
+      }
+      reply(r, *exchange, std::move(response));
+    });
+    if (!taken)
+      reply(route, *exchange,
+            error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
   http::Response health() const {
@@ -220,27 +150,10 @@ class HttpFrontImpl : public HttpFront {
     return response;
   }
 
-  http::Response list_models(std::string_view wanted) const {
-    const json::object model{{"id", gateway_.model().name},
-                             {"object", "model"},
-                             {"created", started_},
-                             {"owned_by", "conclave"},
-                             {"max_model_len", gateway_.context_length()}};
-    if (wanted.empty())
-      return {200,
-              "application/json",
-              {},
-              json::serialize(json::object{{"object", "list"}, {"data", json::array{model}}})};
-    if (wanted == gateway_.model().name) return {200, "application/json", {}, json::serialize(model)};
-    return error_response(gateway::with_code(
-        with_field(not_found("the model \"" + std::string(wanted.substr(0, 256)) + "\" is not served here"),
-                   "model"),
-        "model_not_found"));
-  }
-
   const HttpFrontOptions options_;
   Gateway& gateway_;
   const int64_t started_;
+  FirstTime unknown_fields_;
   std::unique_ptr<http::HttpServer> server_;
 };
 

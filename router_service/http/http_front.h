@@ -11,6 +11,7 @@
 #include "libs/base/status.h"
 #include "libs/http/http_server.h"
 #include "router_service/gateway/gateway.h"
+#include "router_service/http/openai_request.h"
 
 namespace conclave::router {
 
@@ -18,6 +19,7 @@ struct HttpFrontOptions {
   std::string listen = "127.0.0.1:0";
   unsigned threads = 2;
   http::HttpLimits limits;
+  OpenAiLimits openai;
   // Told of every answer: the route ("/v1/completions", "other" for unknown ones) and its HTTP status. Any
   // thread.
   std::function<void(std::string_view route, int status)> on_answer;

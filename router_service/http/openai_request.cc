@@ -1,11 +1,14 @@
 #include "router_service/http/openai_request.h"
 
 #include <boost/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "libs/text/conversation/json_text.h"
 #include "router_service/http/json_fields.h"
+#include "router_service/http/openai_fields.h"
 
 namespace conclave::router {
 namespace json = boost::json;
@@ -13,192 +16,262 @@ namespace {
 
 constexpr uint32_t kCompletionDefaultTokens = 16;  // what OpenAI's completions API does without max_tokens
 
-// Fields that would change the answer. Each may be given with the value that changes nothing.
-Status refuse_unsupported(const JsonFields& fields, bool chat) {
-  const auto unsupported = [](std::string_view name) { return invalid_field(name, "is not supported here"); };
-  for (std::string_view name : {"n", "best_of"}) {
-    ASSIGN_OR_RETURN(const auto count, fields.integer(name));
-    if (count && *count != 1) return invalid_field(name, "only 1 is supported");
-  }
-  for (std::string_view name : {"presence_penalty", "frequency_penalty"}) {
-    ASSIGN_OR_RETURN(const auto penalty, fields.number(name));
-    if (penalty && *penalty != 0) return unsupported(name);
-  }
-  ASSIGN_OR_RETURN(const auto repetition, fields.number("repetition_penalty"));
-  if (repetition && *repetition != 1) return unsupported("repetition_penalty");
-  for (std::string_view name : {"echo", "use_beam_search"}) {
-    ASSIGN_OR_RETURN(const auto flag, fields.boolean(name));
-    if (flag && *flag) return unsupported(name);
-  }
-  ASSIGN_OR_RETURN(const auto suffix, fields.text("suffix"));
-  if (suffix && !suffix->empty()) return unsupported("suffix");
-  if (const json::value* logprobs = fields.find("logprobs");
-      logprobs && !(logprobs->is_bool() && !logprobs->get_bool()))
-    return unsupported("logprobs");
-  ASSIGN_OR_RETURN(const auto top_logprobs, fields.integer("top_logprobs"));
-  if (top_logprobs && *top_logprobs != 0) return unsupported("top_logprobs");
-  ASSIGN_OR_RETURN(const json::object* bias, fields.object("logit_bias"));
-  if (bias != nullptr && !bias->empty()) return unsupported("logit_bias");
-  ASSIGN_OR_RETURN(const json::object* format, fields.object("response_format"));
-  if (format != nullptr) {
-    const JsonFields inner(*format, "response_format");
-    ASSIGN_OR_RETURN(const auto type, inner.text("type"));
-    if (type != "text") return invalid_field("response_format.type", "only \"text\" is supported");
-  }
-  if (!chat) return OkStatus();
-  for (std::string_view name : {"tools", "functions"}) {
-    const json::value* tools = fields.find(name);
-    if (tools != nullptr && !(tools->is_array() && tools->get_array().empty())) return unsupported(name);
-  }
-  return OkStatus();
-}
+using AnyPrompt = std::variant<gateway::TextPrompt, gateway::TokenPrompt>;
 
-// What both APIs share.
-Status parse_common(const JsonFields& fields, OpenAiRequest& out) {
-  gateway::GenerateRequest& generate = out.generate;
-  ASSIGN_OR_RETURN(const auto model, fields.text("model"));
-  if (model && model->empty()) return invalid_field("model", "must not be empty");
-  generate.model = model.value_or("");
-  ASSIGN_OR_RETURN(generate.temperature, fields.number("temperature"));
-  ASSIGN_OR_RETURN(generate.top_p, fields.number("top_p"));
-  ASSIGN_OR_RETURN(generate.top_k, fields.integer("top_k"));
-  ASSIGN_OR_RETURN(generate.min_p, fields.number("min_p"));
-  ASSIGN_OR_RETURN(const auto seed, fields.integer("seed"));
-  if (seed) generate.seed = static_cast<uint64_t>(*seed);
-  ASSIGN_OR_RETURN(generate.max_tokens, fields.integer("max_tokens"));
-  ASSIGN_OR_RETURN(generate.min_tokens, fields.integer("min_tokens"));
-  ASSIGN_OR_RETURN(generate.ignore_eos, fields.boolean("ignore_eos"));
-  ASSIGN_OR_RETURN(generate.stop, fields.texts("stop"));
-  ASSIGN_OR_RETURN(generate.stop_token_ids, fields.integers("stop_token_ids"));
-  ASSIGN_OR_RETURN(const auto stream, fields.boolean("stream"));
-  out.stream = stream.value_or(false);
-  ASSIGN_OR_RETURN(const json::object* stream_options, fields.object("stream_options"));
-  if (stream_options != nullptr) {
-    if (!out.stream) return invalid_field("stream_options", "is allowed only with stream: true");
-    ASSIGN_OR_RETURN(const auto usage,
-                     JsonFields(*stream_options, "stream_options").boolean("include_usage"));
-    out.include_usage = usage.value_or(false);
-  }
-  ASSIGN_OR_RETURN(const auto token_ids, fields.boolean("return_token_ids"));
-  out.return_token_ids = token_ids.value_or(false);
-  return refuse_unsupported(fields, out.chat);
-}
-
-Status parse_prompt(const JsonFields& fields, gateway::GenerateRequest& generate) {
-  const json::value* prompt = fields.find("prompt");
-  if (prompt == nullptr) return invalid_field("prompt", "is required");
-  if (prompt->is_array() && prompt->get_array().size() == 1 && !prompt->get_array()[0].is_number())
-    prompt = &prompt->get_array()[0];  // a list of one prompt is that prompt
-  if (prompt->is_string()) {
-    generate.prompt = gateway::TextPrompt{to_std(prompt->get_string())};
-    return OkStatus();
-  }
-  if (!prompt->is_array())
-    return invalid_field("prompt",
-                         "must be a string or a list of token ids, not " + std::string(json_kind(*prompt)));
+StatusOr<gateway::TokenPrompt> token_prompt(const json::array& items) {
   gateway::TokenPrompt tokens;
-  tokens.ids.reserve(prompt->get_array().size());
-  for (const json::value& item : prompt->get_array()) {
-    if (item.is_string() || item.is_array())
-      return invalid_field("prompt", "holds several prompts; only one per request is supported");
+  tokens.ids.reserve(items.size());
+  for (const json::value& item : items) {
     if (!item.is_int64())
       return invalid_field("prompt",
                            "must be a list of token ids, but holds " + std::string(json_kind(item)));
     tokens.ids.push_back(item.get_int64());
   }
-  generate.prompt = std::move(tokens);
-  return OkStatus();
+  return tokens;
 }
 
-Status check_content(const JsonFields& message, std::string_view role) {
-  const json::value* content = message.find("content");
-  const std::string path = message.path("content");
-  if (content == nullptr) {
-    // Only an assistant's turn may be without text: its tool calls or reasoning say it all.
-    if (role == "assistant" && (message.find("tool_calls") || message.find("reasoning_content")))
-      return OkStatus();
-    return invalid_field(path, "is required");
+// A string; a list of token ids; a list of strings and lists of ids, each a prompt of its own.
+StatusOr<std::vector<AnyPrompt>> parse_prompts(const JsonFields& fields, const OpenAiLimits& limits) {
+  const json::value* prompt = fields.find("prompt");
+  if (prompt == nullptr) return invalid_field("prompt", "is required");
+  std::vector<AnyPrompt> out;
+  if (prompt->is_string()) {
+    out.emplace_back(gateway::TextPrompt{to_std(prompt->get_string())});
+    return out;
   }
-  if (content->is_string()) return OkStatus();
-  if (!content->is_array())
-    return invalid_field(path,
-                         "must be a string or a list of parts, not " + std::string(json_kind(*content)));
-  if (content->get_array().empty()) return invalid_field(path, "must not be an empty list");
-  for (size_t i = 0; i < content->get_array().size(); ++i) {
-    const std::string part_path = path + "[" + std::to_string(i) + "]";
-    const json::value& part = content->get_array()[i];
-    if (!part.is_object())
-      return invalid_field(part_path, "must be an object, not " + std::string(json_kind(part)));
-    const JsonFields fields(part.get_object(), part_path);
-    ASSIGN_OR_RETURN(const auto type, fields.text("type"));
-    if (type != "text") return invalid_field(part_path + ".type", "only \"text\" is supported");
-    ASSIGN_OR_RETURN(const auto text, fields.text("text"));
-    if (!text) return invalid_field(part_path + ".text", "is required");
+  if (!prompt->is_array())
+    return invalid_field("prompt",
+                         "must be a string or a list of token ids, not " + std::string(json_kind(*prompt)));
+  const json::array& items = prompt->get_array();
+  if (items.empty()) return invalid_field("prompt", "must not be empty");
+  if (!items[0].is_string() && !items[0].is_array()) {
+    ASSIGN_OR_RETURN(auto ids, token_prompt(items));
+    out.emplace_back(std::move(ids));
+    return out;
   }
-  return OkStatus();
+  if (items.size() > limits.max_prompts)
+    return invalid_field("prompt", "has " + std::to_string(items.size()) + " prompts; at most " +
+                                       std::to_string(limits.max_prompts) + " are taken in one request");
+  for (const json::value& item : items) {
+    if (item.is_string()) {
+      out.emplace_back(gateway::TextPrompt{to_std(item.get_string())});
+    } else if (item.is_array()) {
+      ASSIGN_OR_RETURN(auto ids, token_prompt(item.get_array()));
+      out.emplace_back(std::move(ids));
+    } else {
+      return invalid_field("prompt", "must be a list of strings or of lists of token ids, but holds " +
+                                         std::string(json_kind(item)));
+    }
+  }
+  return out;
 }
 
-Status parse_messages(const JsonFields& fields, gateway::GenerateRequest& generate) {
+uint64_t text_bytes(const json::value& value) {
+  uint64_t sum = 0;
+  if (value.is_string()) sum = value.get_string().size();
+  if (value.is_array())
+    for (const json::value& item : value.get_array()) sum += text_bytes(item);
+  if (value.is_object())
+    for (const auto& member : value.get_object()) sum += text_bytes(member.value());
+  return sum;
+}
+
+// The members of the body as they were written: templates print numbers and escapes, so what a client wrote
+// is passed on to the byte.
+class RawMembers {
+ public:
+  explicit RawMembers(std::string_view body) {
+    if (const auto value = text::read_json(body)) members_ = text::json_members(*value);
+  }
+  std::string get(std::string_view name, const json::value& parsed) const {
+    for (size_t i = members_.size(); i-- > 0;)  // of repeated names the last one counts
+      if (members_[i].key == name) return std::string(members_[i].value.text);
+    return json::serialize(parsed);
+  }
+
+ private:
+  std::vector<text::JsonMember> members_;
+};
+
+Status parse_messages(const JsonFields& fields, const RawMembers& raw, const OpenAiLimits& limits,
+                      gateway::ChatPrompt& chat) {
   const json::value* messages = fields.find("messages");
   if (messages == nullptr) return invalid_field("messages", "is required");
   if (!messages->is_array())
     return invalid_field("messages", "must be a list, not " + std::string(json_kind(*messages)));
-  if (messages->get_array().empty()) return invalid_field("messages", "must not be empty");
-  json::array out;
-  for (size_t i = 0; i < messages->get_array().size(); ++i) {
-    const std::string path = "messages[" + std::to_string(i) + "]";
-    const json::value& item = messages->get_array()[i];
-    if (!item.is_object())
-      return invalid_field(path, "must be an object, not " + std::string(json_kind(item)));
-    json::object message = item.get_object();
-    const JsonFields inner(message, path);
-    ASSIGN_OR_RETURN(auto role, inner.text("role"));
-    if (!role) return invalid_field(path + ".role", "is required");
-    if (*role == "developer") *role = "system";  // OpenAI's newer name of the same
-    if (*role != "system" && *role != "user" && *role != "assistant" && *role != "tool")
-      return invalid_field(path + ".role", "must be system, developer, user, assistant or tool");
-    RETURN_IF_ERROR(check_content(inner, *role));
-    ASSIGN_OR_RETURN(const auto reasoning, inner.text("reasoning_content"));
-    ASSIGN_OR_RETURN(const auto name, inner.text("name"));
-    if (inner.find("tool_calls") != nullptr)
-      return invalid_field(path + ".tool_calls", "is not supported here");
-    json::object clean;
-    clean["role"] = *role;
-    if (const json::value* content = inner.find("content")) clean["content"] = *content;
-    if (reasoning) clean["reasoning_content"] = *reasoning;
-    if (name) clean["name"] = *name;
-    out.push_back(std::move(clean));
+  const json::array& list = messages->get_array();
+  if (list.empty()) return invalid_field("messages", "must not be empty");
+  if (list.size() > limits.max_messages)
+    return invalid_field("messages", "has " + std::to_string(list.size()) + " messages; at most " +
+                                         std::to_string(limits.max_messages) + " are taken");
+  uint64_t largest = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const uint64_t bytes = text_bytes(list[i]);
+    chat.text_bytes += bytes;
+    if (bytes <= largest) continue;
+    largest = bytes;
+    const json::value* content = list[i].is_object() ? list[i].get_object().if_contains("content") : nullptr;
+    const bool is_content = content != nullptr && 2 * text_bytes(*content) > bytes;
+    chat.largest_field = "messages[" + std::to_string(i) + "]" + (is_content ? ".content" : "");
   }
-  generate.prompt = gateway::ChatPrompt{
-      json::serialize(json::object{{"messages", std::move(out)}, {"add_generation_prompt", true}})};
-  generate.prompt_field = "messages";
+  chat.request.messages_json = raw.get("messages", *messages);
+  if (const json::value* tools = fields.find("tools")) {
+    const uint64_t bytes = text_bytes(*tools);
+    chat.text_bytes += bytes;
+    if (bytes > largest) chat.largest_field = "tools";
+  }
+  return OkStatus();
+}
+
+// tools and tool_choice. With tool_choice "none" the template does not show the tools, as in vLLM.
+Status parse_tools(const JsonFields& fields, const RawMembers& raw, const OpenAiLimits& limits,
+                   gateway::ChatPrompt& chat, gateway::GenerateRequest& generate) {
+  ASSIGN_OR_RETURN(const auto parallel, fields.boolean("parallel_tool_calls"));
+  generate.parallel_tool_calls = parallel.value_or(true);
+  const json::value* tools = fields.find("tools");
+  if (tools != nullptr && !tools->is_array())
+    return invalid_field("tools", "must be a list, not " + std::string(json_kind(*tools)));
+  const bool none_given = tools == nullptr || tools->get_array().empty();
+  bool use = !none_given;
+  if (const json::value* choice = fields.find("tool_choice")) {
+    const std::string_view word =
+        choice->is_string() ? std::string_view(choice->get_string().data(), choice->get_string().size())
+                            : std::string_view();
+    if (word == "none") {
+      use = false;
+    } else if (choice->is_object() || word == "required") {
+      return invalid_field("tool_choice",
+                           "only \"auto\" and \"none\" are supported: a call cannot be forced yet");
+    } else if (word != "auto") {
+      return invalid_field("tool_choice", "must be \"auto\" or \"none\"");
+    }
+  }
+  if (none_given) return OkStatus();
+  if (tools->get_array().size() > limits.max_tools)
+    return invalid_field("tools", "has " + std::to_string(tools->get_array().size()) + " tools; at most " +
+                                      std::to_string(limits.max_tools) + " are taken");
+  const std::string written = raw.get("tools", *tools);
+  ASSIGN_OR_RETURN(auto set, text::ToolSet::parse(written));
+  if (!use) return OkStatus();
+  chat.request.tools_json = written;
+  generate.tools = std::move(set);
+  return OkStatus();
+}
+
+Status parse_reasoning(const JsonFields& fields, OpenAiRequest& out) {
+  ASSIGN_OR_RETURN(const auto format, fields.text("reasoning_format"));
+  if (format == "append") {
+    out.generate.reasoning = text::ReasoningFormat::kAppend;
+  } else if (format == "none") {
+    out.generate.reasoning = text::ReasoningFormat::kNone;
+  } else if (format && *format != "separate") {
+    return invalid_field("reasoning_format", "must be \"separate\", \"append\" or \"none\"");
+  }
+  ASSIGN_OR_RETURN(const auto separate, fields.boolean("separate_reasoning"));  // SGLang's name
+  if (separate && !*separate && !format) out.generate.reasoning = text::ReasoningFormat::kNone;
+  ASSIGN_OR_RETURN(const auto include, fields.boolean("include_reasoning"));  // vLLM's
+  out.style.include_reasoning = include.value_or(true);
+  return OkStatus();
+}
+
+// What only the template sees.
+Status parse_template_fields(const JsonFields& fields, const RawMembers& raw, gateway::ChatPrompt& chat) {
+  ASSIGN_OR_RETURN(const auto generation_prompt, fields.boolean("add_generation_prompt"));
+  chat.request.add_generation_prompt = generation_prompt.value_or(true);
+  ASSIGN_OR_RETURN(const auto special, fields.boolean("allow_special_tokens"));
+  chat.request.allow_special_tokens = special.value_or(false);
+  ASSIGN_OR_RETURN(const json::object* kwargs, fields.object("chat_template_kwargs"));
+  ASSIGN_OR_RETURN(const auto effort, fields.text("reasoning_effort"));
+  std::string& written = chat.request.template_kwargs_json;
+  if (kwargs != nullptr) {
+    written = raw.get("chat_template_kwargs", *fields.find("chat_template_kwargs"));
+    chat.text_bytes += text_bytes(*fields.find("chat_template_kwargs"));
+  }
+  if (effort && (kwargs == nullptr || !kwargs->contains("reasoning_effort"))) {
+    const std::string member = "\"reasoning_effort\": " + text::json_quoted(*effort);
+    if (kwargs == nullptr || kwargs->empty())
+      written = "{" + member + "}";
+    else
+      written.insert(written.find('{') + 1, member + ", ");
+  }
   return OkStatus();
 }
 
 }  // namespace
 
-StatusOr<OpenAiRequest> parse_completion(std::string_view body) {
+StatusOr<OpenAiRequest> parse_completion(std::string_view body, const OpenAiLimits& limits) {
   ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
   const JsonFields fields(object);
   OpenAiRequest out;
-  RETURN_IF_ERROR(parse_common(fields, out));
-  RETURN_IF_ERROR(parse_prompt(fields, out.generate));
+  RETURN_IF_ERROR(parse_common(fields, object, out));
+  ASSIGN_OR_RETURN(auto prompts, parse_prompts(fields, limits));
+  const auto n = static_cast<uint64_t>(std::max<int64_t>(out.generate.n.value_or(1), 1));
+  if (n <= limits.max_answers && prompts.size() * n > limits.max_answers)
+    return invalid_field("n", std::to_string(n) + " choices of " + std::to_string(prompts.size()) +
+                                  " prompts are more than " + std::to_string(limits.max_answers) +
+                                  " answers in one request");
+  std::visit([&](auto& first) { out.generate.prompt = std::move(first); }, prompts.front());
+  prompts.erase(prompts.begin());
+  out.more_prompts = std::move(prompts);
   out.generate.default_max_tokens = kCompletionDefaultTokens;
   return out;
 }
 
-StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body) {
+StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body, const OpenAiLimits& limits) {
   ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
   const JsonFields fields(object);
+  const RawMembers raw(body);
   OpenAiRequest out;
-  out.chat = true;
-  RETURN_IF_ERROR(parse_common(fields, out));
+  out.style.chat = true;
+  out.generate.conversation = true;
+  RETURN_IF_ERROR(parse_common(fields, object, out));
   ASSIGN_OR_RETURN(const auto max_completion_tokens, fields.integer("max_completion_tokens"));
   if (max_completion_tokens) {  // the newer name wins
     out.generate.max_tokens = max_completion_tokens;
     out.generate.max_tokens_field = "max_completion_tokens";
   }
-  RETURN_IF_ERROR(parse_messages(fields, out.generate));
+  gateway::ChatPrompt chat;
+  RETURN_IF_ERROR(parse_messages(fields, raw, limits, chat));
+  RETURN_IF_ERROR(parse_tools(fields, raw, limits, chat, out.generate));
+  RETURN_IF_ERROR(parse_reasoning(fields, out));
+  RETURN_IF_ERROR(parse_template_fields(fields, raw, chat));
+  out.generate.prompt = std::move(chat);
+  out.generate.prompt_field = "messages";
+  return out;
+}
+
+StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const OpenAiLimits& limits) {
+  ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
+  const JsonFields fields(object);
+  const RawMembers raw(body);
+  TokenizeRequest out;
+  ASSIGN_OR_RETURN(const auto model, fields.text("model"));
+  out.model = model.value_or("");
+  ASSIGN_OR_RETURN(const auto strings, fields.boolean("return_token_strs"));
+  out.return_token_strs = strings.value_or(false);
+  ASSIGN_OR_RETURN(auto prompt, fields.text("prompt"));
+  if (prompt) {
+    out.prompt = gateway::TextPrompt{std::move(*prompt)};
+    return out;
+  }
+  if (fields.find("messages") == nullptr) return invalid_field("prompt", "prompt or messages is required");
+  gateway::ChatPrompt chat;
+  gateway::GenerateRequest unused;
+  RETURN_IF_ERROR(parse_messages(fields, raw, limits, chat));
+  RETURN_IF_ERROR(parse_tools(fields, raw, limits, chat, unused));
+  RETURN_IF_ERROR(parse_template_fields(fields, raw, chat));
+  out.prompt = std::move(chat);
+  return out;
+}
+
+StatusOr<DetokenizeRequest> parse_detokenize(std::string_view body) {
+  ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
+  const JsonFields fields(object);
+  DetokenizeRequest out;
+  ASSIGN_OR_RETURN(const auto model, fields.text("model"));
+  out.model = model.value_or("");
+  if (fields.find("tokens") == nullptr) return invalid_field("tokens", "is required");
+  ASSIGN_OR_RETURN(out.tokens, fields.integers("tokens"));
   return out;
 }
 

@@ -1,25 +1,68 @@
-// The bodies of /v1/completions and /v1/chat/completions. A field that would change the answer and is not
-// supported is refused by name, never ignored; fields without effect here (user, metadata ...) and unknown
-// ones are.
+// The bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize. A field that would change
+// the answer and cannot be honoured is refused by name, never ignored; fields without effect here (user,
+// metadata
+// ...) are taken, and names that nobody knows are reported for the log.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <string_view>
+#include <variant>
+#include <vector>
 
 #include "libs/base/status.h"
 #include "router_service/gateway/request.h"
 
 namespace conclave::router {
 
-struct OpenAiRequest {
-  gateway::GenerateRequest generate;
+// What one body may hold. Beyond: INVALID_ARGUMENT that names the field.
+struct OpenAiLimits {
+  uint32_t max_messages = 4096;
+  uint32_t max_tools = 512;
+  uint32_t max_prompts = 64;   // of one completions request
+  uint32_t max_answers = 128;  // prompts times n
+};
+
+// How the answer is written.
+struct AnswerStyle {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;     // stream_options.include_usage
+  bool continuous_usage = false;  // stream_options.continuous_usage_stats: in every chunk
+  bool logprobs = false;
+  bool prompt_logprobs = false;  // as a field of its own, vLLM's form
+  bool echo = false;
   bool return_token_ids = false;  // an extension: token_ids beside the text
+  bool tokens_as_ids = false;     // tokens in log-probabilities are "token_id:N"
+  bool include_reasoning = true;  // false: reasoning is generated and counted, not shown
 };
 
-// INVALID_ARGUMENT names the field. Whether values fit the model is the gateway's business.
-StatusOr<OpenAiRequest> parse_completion(std::string_view body);
-StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body);
+struct OpenAiRequest {
+  gateway::GenerateRequest generate;
+  // Completions may ask for several prompts at once; these come after the one in `generate`.
+  std::vector<std::variant<gateway::TextPrompt, gateway::TokenPrompt>> more_prompts;
+  AnswerStyle style;
+  // Names of fields that nobody knows, cut short; at most kMaxUnknown.
+  std::vector<std::string> unknown;
+  static constexpr size_t kMaxUnknown = 16;
+};
+
+// INVALID_ARGUMENT names the field. Whether values fit the model is the gateway's business, and whether
+// messages fit its template that of whoever renders them.
+StatusOr<OpenAiRequest> parse_completion(std::string_view body, const OpenAiLimits& limits = {});
+StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body, const OpenAiLimits& limits = {});
+
+struct TokenizeRequest {
+  std::string model;  // empty: the served one
+  std::variant<gateway::TextPrompt, gateway::ChatPrompt> prompt;
+  bool return_token_strs = false;
+};
+StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const OpenAiLimits& limits = {});
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<int64_t> tokens;
+};
+StatusOr<DetokenizeRequest> parse_detokenize(std::string_view body);
 
 }  // namespace conclave::router

@@ -15,11 +15,15 @@ namespace {
 constexpr std::string_view kCompletion =
     R"({"model":"m","prompt":[1,2,3],"max_tokens":16,"min_tokens":1,"temperature":0.5,"top_p":0.9,"top_k":40,)"
     R"("min_p":0.1,"seed":7,"stop":["a","b"],"stop_token_ids":[5],"ignore_eos":false,"n":1,"echo":false,)"
-    R"("logit_bias":{},"stream":true,"stream_options":{"include_usage":true},"user":"u"})";
+    R"("logit_bias":{"5":-1.5},"repetition_penalty":1.1,"presence_penalty":0.5,"logprobs":3,"timeout":2.5,)"
+    R"("priority":-1,"cache_salt":"s","best_of":1,"guided_json":null,"nobody":1,"stream":true,"stream_options":{"include_usage":true},"user":"u"})";
 constexpr std::string_view kChat =
     R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"h\u00e9"}]},)"
     R"({"role":"assistant","content":null,"reasoning_content":"r"},{"role":"user","content":"x","name":"n"}],)"
-    R"("max_completion_tokens":9,"response_format":{"type":"text"},"tools":[],"temperature":1})";
+    R"("max_completion_tokens":9,"response_format":{"type":"text"},"temperature":1,"logprobs":true,"top_logprobs":2,)"
+    R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}}],)"
+    R"("tool_choice":"auto","parallel_tool_calls":true,"chat_template_kwargs":{"a":1e2},"reasoning_effort":"low",)"
+    R"("reasoning_format":"separate"})";
 constexpr std::string_view kValues[] = {"null",  "true", "-1",        "1e308",         "99999999999999999999",
                                         "\"\"",  "[]",   "{}",        "\"\\u0000\"",   "\"\\ud800\"",
                                         "[[[[",  "0",    "[1,\"a\"]", "{\"a\":{}}",    "\"text\"",

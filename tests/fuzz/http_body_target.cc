@@ -3,6 +3,7 @@
 #include <variant>
 
 #include "libs/base/check.h"
+#include "libs/text/conversation/json_text.h"
 #include "libs/text/utf8.h"
 #include "router_service/http/openai_request.h"
 
@@ -17,14 +18,23 @@ bool try_http_body(std::string_view body, bool chat) {
     return false;
   }
   const gateway::GenerateRequest& request = parsed->generate;
-  CONCLAVE_CHECK(parsed->chat == chat);
-  CONCLAVE_CHECK(parsed->stream || !parsed->include_usage);
+  CONCLAVE_CHECK(parsed->style.chat == chat);
+  CONCLAVE_CHECK(parsed->style.stream || !parsed->style.include_usage);
+  CONCLAVE_CHECK(parsed->more_prompts.size() < router::OpenAiLimits().max_prompts);
+  CONCLAVE_CHECK(parsed->unknown.size() <= router::OpenAiRequest::kMaxUnknown);
   CONCLAVE_CHECK(std::holds_alternative<gateway::ChatPrompt>(request.prompt) == chat);
   if (const auto* text = std::get_if<gateway::TextPrompt>(&request.prompt))
     CONCLAVE_CHECK(text::is_valid_utf8(text->text));
-  if (const auto* document = std::get_if<gateway::ChatPrompt>(&request.prompt)) {
-    CONCLAVE_CHECK(document->document_json.size() <= 6 * body.size() + 1024);  // escapes at most; no blow-up
-    CONCLAVE_CHECK(text::is_valid_utf8(document->document_json));
+  if (const auto* conversation = std::get_if<gateway::ChatPrompt>(&request.prompt)) {
+    // Passed on as it was written: no blow-up.
+    const text::ChatRequest& said = conversation->request;
+    for (const std::string* json : {&said.messages_json, &said.tools_json, &said.template_kwargs_json}) {
+      CONCLAVE_CHECK(json->size() <= body.size() + 64);
+      CONCLAVE_CHECK(text::is_valid_utf8(*json));
+      CONCLAVE_CHECK(json->empty() || text::read_json(*json).has_value());
+    }
+    CONCLAVE_CHECK(conversation->text_bytes <= body.size());
+    CONCLAVE_CHECK(said.tools_json.empty() == (request.tools == nullptr));
   }
   for (const std::string& stop : request.stop) CONCLAVE_CHECK(text::is_valid_utf8(stop));
   return true;

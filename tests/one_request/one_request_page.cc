@@ -12,7 +12,6 @@
 #include "libs/checkpoint/binding.h"
 #include "libs/checkpoint/make.h"
 #include "libs/runtime/sim_executor.h"
-#include "libs/text/detokenizer.h"
 #include "libs/text/tokenizer.h"
 #include "libs/transport/loopback_transport.h"
 #include "router_service/gateway/gateway.h"
@@ -32,17 +31,15 @@ class TokenizerCodec : public gateway::TextCodec {
   StatusOr<std::vector<TokenId>> encode(std::string_view text) const override {
     return tokenizer_.encode(text, text::SpecialTokens::kParse);
   }
-  StatusOr<std::vector<TokenId>> encode_chat(const gateway::ChatPrompt&) const override {
+  StatusOr<gateway::EncodedChat> encode_chat(const gateway::ChatPrompt&, TimePoint) const override {
     return failed_precondition("no template here");
   }
-  std::unique_ptr<gateway::TokenText> decoder() const override {
-    struct Decoder : gateway::TokenText {
-      explicit Decoder(const text::Tokenizer& t) : detokenizer(t, true) {}
-      void push(TokenId token, std::string& out) override { out += detokenizer.push(token); }
-      void flush(std::string& out) override { out += detokenizer.flush(); }
-      text::Detokenizer detokenizer;
-    };
-    return std::make_unique<Decoder>(tokenizer_);
+  std::unique_ptr<text::TokenDecoder> decoder(bool skip_special) const override {
+    return text::make_token_decoder(tokenizer_, {}, skip_special);
+  }
+  std::string token_bytes(TokenId token) const override { return std::string(tokenizer_.token_bytes(token)); }
+  std::string decode(const std::vector<TokenId>& tokens, bool skip_special) const override {
+    return tokenizer_.decode(tokens, skip_special);
   }
   uint32_t vocab_limit() const override { return static_cast<uint32_t>(tokenizer_.vocab_size()); }
   uint32_t max_token_bytes() const override { return 64; }
@@ -241,8 +238,10 @@ int run(const std::string& directory) {
   cluster.loop().submit(accepted, observer);
   CONCLAVE_CHECK(cluster.world().run_until([&] { return observer->ended; }, limit()));
   const gateway::Update update = (*generation)->take();
+  text::AssistantMessage message;
+  for (const gateway::ChoiceUpdate& choice : update.choices) message.add(choice.events);
   trace.add("11", "gateway -> client",
-            "text `" + printable(update.text) + "`, usage " + std::to_string(update.usage.prompt_tokens) +
+            "text `" + printable(message.content) + "`, usage " + std::to_string(update.usage.prompt_tokens) +
                 " + " + std::to_string(update.usage.completion_tokens) + " tokens");
 
   std::printf(

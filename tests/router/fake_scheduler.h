@@ -17,6 +17,8 @@
 
 namespace conclave::testing {
 
+inline float fake_logprob(TokenId token) { return -static_cast<float>(token) / 64; }
+
 class FakeScheduler : public SchedulerPort {
  public:
   // What a request is answered with, without the end of sequence: tokens 0.. of the result, cut at
@@ -24,7 +26,8 @@ class FakeScheduler : public SchedulerPort {
   using Answer = std::function<std::vector<TokenId>(const AcceptedRequest&)>;
 
   FakeScheduler() = default;
-  // Answers by itself; `pause` between rounds.
+  // Answers by itself, every choice alike, with made-up log-probabilities where they are asked for (see
+  // fake_logprob); `pause` between rounds.
   explicit FakeScheduler(Answer answer, std::chrono::microseconds pause = {})
       : answer_(std::move(answer)), pause_(pause), thread_([this] { run(); }) {}
   ~FakeScheduler() override {
@@ -107,14 +110,18 @@ class FakeScheduler : public SchedulerPort {
     if (auto observer = find(id)) observer->on_refused(cause);
   }
   void emit(RequestId id, uint32_t index, std::vector<TokenId> tokens,
-            FinishReason finish = FinishReason::kNone, std::string error = "") {
+            FinishReason finish = FinishReason::kNone, std::string error = "", uint32_t choice = 0) {
     TokenEvent event;
     event.request = id;
+    event.choice = choice;
     event.index = index;
     event.tokens = std::move(tokens);
     event.finish = finish;
     event.error = std::move(error);
-    if (auto observer = find(id)) observer->on_tokens(event);
+    emit(event);
+  }
+  void emit(const TokenEvent& event) {
+    if (auto observer = find(event.request)) observer->on_tokens(event);
   }
 
  private:
@@ -126,6 +133,13 @@ class FakeScheduler : public SchedulerPort {
     bool accepted = false;
     FinishReason finish = FinishReason::kNone;
   };
+
+  static std::vector<TokenLogprob> alternatives(TokenId token, uint32_t count) {
+    std::vector<TokenLogprob> out;
+    for (uint32_t i = 0; i < count; ++i)
+      out.push_back({token + i, fake_logprob(token) - static_cast<float>(i)});
+    return out;
+  }
 
   std::shared_ptr<RequestObserver> find(RequestId id) {
     std::lock_guard lock(mutex_);
@@ -148,13 +162,30 @@ class FakeScheduler : public SchedulerPort {
         const bool fresh = !std::exchange(entry.accepted, true);
         TokenEvent event;
         event.request = id;
+        const AcceptedRequest& request = entry.request;
+        const uint32_t choices = request.choices;
+        TokenEvent prompt = event;
+        if (fresh && request.sampling.prompt_logprobs) {
+          prompt.prompt_start = 1;
+          for (size_t i = 1; i < request.prompt.size(); ++i)
+            prompt.prompt_logprobs.push_back(
+                {fake_logprob(request.prompt[i]),
+                 alternatives(request.prompt[i], request.sampling.prompt_top_logprobs)});
+        }
         event.index = static_cast<uint32_t>(entry.next);
         if (entry.next < entry.tokens.size()) event.tokens = {entry.tokens[entry.next++]};
+        if (request.sampling.logprobs) {
+          for (const TokenId token : event.tokens) {
+            event.logprobs.push_back(fake_logprob(token));
+            event.top_logprobs.push_back(alternatives(token, request.sampling.top_logprobs));
+          }
+        }
         if (entry.next == entry.tokens.size()) event.finish = entry.finish;
         if (event.finish != FinishReason::kNone) open_.erase(at);
         lock.unlock();
         if (fresh) observer->on_accepted();
-        observer->on_tokens(event);
+        if (!prompt.prompt_logprobs.empty()) observer->on_tokens(prompt);
+        for (event.choice = 0; event.choice < choices; ++event.choice) observer->on_tokens(event);
         lock.lock();
       }
       if (pause_.count() > 0) changed_.wait_for(lock, pause_, [this] { return stop_; });

@@ -2,11 +2,15 @@
 // "<|x|>".
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
+#include "libs/model/model_spec.h"
 #include "router_service/gateway/text_codec.h"
 
 namespace conclave::testing {
@@ -15,7 +19,7 @@ inline constexpr TokenId kEos = 256;
 inline constexpr uint32_t kFakeVocab = 258;
 inline constexpr uint32_t kFakeRows = 264;  // rows 258..263 have no token
 
-class FakeTokenText : public gateway::TokenText {
+class FakeTokenText : public text::TokenDecoder {
  public:
   void push(TokenId token, std::string& out) override {
     if (token > 255) {
@@ -47,14 +51,50 @@ inline std::vector<TokenId> byte_tokens(std::string_view text) {
 class FakeText : public gateway::TextCodec {
  public:
   StatusOr<std::vector<TokenId>> encode(std::string_view text) const override { return byte_tokens(text); }
-  StatusOr<std::vector<TokenId>> encode_chat(const gateway::ChatPrompt& chat) const override {
-    if (chat.document_json.find("refuse-me") != std::string::npos)
+  // "[chat]" and the messages, tools and template variables; a conversation of the M2 format.
+  StatusOr<gateway::EncodedChat> encode_chat(const gateway::ChatPrompt& chat,
+                                             TimePoint deadline) const override {
+    ++chats;
+    if (stall.load()) {
+      if (deadline < steady_now() + kSecond)
+        std::this_thread::sleep_until(
+            std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline)));
+      return deadline_exceeded("the template took too long");
+    }
+    ASSIGN_OR_RETURN(const auto history,
+                     text::normalize_history(chat.request.messages_json,
+                                             text::TemplateTraits{true, true, true, true, true}, format()));
+    if (history.messages_json.find("refuse-me") != std::string::npos)
       return invalid_argument("the template refuses these messages");
-    return byte_tokens("[chat]" + chat.document_json);
+    gateway::EncodedChat out;
+    out.tokens = byte_tokens("[chat]" + history.messages_json + chat.request.tools_json +
+                             chat.request.template_kwargs_json);
+    out.starts_in_reasoning = starts_in_reasoning;
+    return out;
   }
-  std::unique_ptr<gateway::TokenText> decoder() const override { return std::make_unique<FakeTokenText>(); }
+  std::unique_ptr<text::TokenDecoder> decoder(bool) const override {
+    return std::make_unique<FakeTokenText>();
+  }
+  std::string token_bytes(TokenId token) const override {
+    return token < 256 ? std::string(1, static_cast<char>(token)) : token == kEos ? "<eos>" : "<|x|>";
+  }
+  std::string decode(const std::vector<TokenId>& tokens, bool) const override {
+    std::string out;
+    for (const TokenId token : tokens) out += token_bytes(token);
+    return out;
+  }
+  text::ConversationFormat format() const override {
+    text::ConversationFormat out;
+    out.tools = text::ToolFormat::kMiniMaxM2;
+    out.reasons = true;
+    return out;
+  }
   uint32_t vocab_limit() const override { return kFakeVocab; }
   uint32_t max_token_bytes() const override { return 1; }
+
+  std::atomic<bool> stall{false};     // rendering takes too long
+  bool starts_in_reasoning = false;   // prompts end in the opening tag
+  mutable std::atomic<int> chats{0};  // rendered so far
 };
 
 inline ModelSpec fake_model(uint32_t max_positions = 4096) {

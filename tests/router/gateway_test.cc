@@ -53,13 +53,23 @@ class Client {
   }
   void take() {
     last = generation->take();
-    text += last.text;
-    tokens.insert(tokens.end(), last.tokens.begin(), last.tokens.end());
+    for (const ChoiceUpdate& choice : last.choices) {
+      if (messages.size() <= choice.index) messages.resize(choice.index + 1), ends.resize(choice.index + 1);
+      messages[choice.index].add(choice.events);
+      if (choice.ended) ends[choice.index].push_back(choice);
+      if (choice.index != 0) continue;
+      for (const TokenOutput& token : choice.tokens) tokens.push_back(token.token);
+      if (choice.ended) finish_reason = choice.finish;
+    }
+    text = messages.empty() ? "" : messages[0].content;
   }
 
   std::shared_ptr<Generation> generation;
-  std::string text;
+  std::vector<text::AssistantMessage> messages;  // of each choice
+  std::vector<std::vector<ChoiceUpdate>> ends;   // of each choice: one, once it has ended
+  std::string text;                              // of choice 0, like the rest
   std::vector<TokenId> tokens;
+  FinishReason finish_reason = FinishReason::kNone;
   Update last;
 
  private:
@@ -73,6 +83,12 @@ GenerateRequest text_request(std::string text) {
   GenerateRequest request;
   request.prompt = TextPrompt{std::move(text)};
   return request;
+}
+
+ChatPrompt chat_prompt(std::string messages) {
+  ChatPrompt chat;
+  chat.request.messages_json = std::move(messages);
+  return chat;
 }
 
 class GatewayTest : public ::testing::Test {
@@ -237,7 +253,7 @@ TEST_F(GatewayTest, TextAndUsageOfAPlainAnswer) {
   ASSERT_TRUE(client.finish());
   EXPECT_TRUE(client.last.error.ok());
   EXPECT_EQ(client.text, "one two");
-  EXPECT_EQ(client.last.finish, FinishReason::kLength);
+  EXPECT_EQ(client.finish_reason, FinishReason::kLength);
   EXPECT_EQ(client.last.usage.prompt_tokens, 2u);
   EXPECT_EQ(client.last.usage.completion_tokens, 7u);
   EXPECT_EQ(scheduler.cancelled(), 0u);
@@ -255,7 +271,7 @@ TEST_F(GatewayTest, TheEndOfSequenceTokenIsCountedAndHasNoText) {
   ASSERT_TRUE(client.finish());
   EXPECT_EQ(client.text, "ok");
   EXPECT_EQ(client.last.usage.completion_tokens, 3u);
-  EXPECT_EQ(client.last.finish, FinishReason::kStop);
+  EXPECT_EQ(client.finish_reason, FinishReason::kStop);
 }
 
 TEST_F(GatewayTest, StopStringAcrossTokensEndsAtItsToken) {
@@ -271,7 +287,7 @@ TEST_F(GatewayTest, StopStringAcrossTokensEndsAtItsToken) {
   scheduler.emit(r.id, index, byte_tokens("Discarded"));  // D completes it; the rest was sampled for nothing
   ASSERT_TRUE(client.finish());
   EXPECT_EQ(client.text, "some ");
-  EXPECT_EQ(client.last.finish, FinishReason::kStop);
+  EXPECT_EQ(client.finish_reason, FinishReason::kStop);
   EXPECT_EQ(client.last.usage.completion_tokens, 8u);
   EXPECT_EQ(client.tokens.size(), 8u);
   EXPECT_TRUE(scheduler.wait_cancelled(1));
@@ -285,7 +301,7 @@ TEST_F(GatewayTest, AHeldBackStopPrefixComesOutAtTheEnd) {
   scheduler.emit(r.id, 0, byte_tokens("the EN"), FinishReason::kLength);
   ASSERT_TRUE(client.finish());
   EXPECT_EQ(client.text, "the EN");
-  EXPECT_EQ(client.last.finish, FinishReason::kLength);
+  EXPECT_EQ(client.finish_reason, FinishReason::kLength);
 }
 
 TEST_F(GatewayTest, AnUnfinishedCharacterComesAfterHeldText) {
@@ -424,7 +440,7 @@ TEST_F(GatewayTest, OpenRequestsAreBounded) {
 
 TEST_F(GatewayTest, TemplatesThatRefuseNameTheMessages) {
   GenerateRequest request;
-  request.prompt = ChatPrompt{"[{\"role\":\"refuse-me\"}]"};
+  request.prompt = chat_prompt("[{\"role\":\"user\",\"content\":\"refuse-me\"}]");
   request.prompt_field = "messages";
   Client client(gateway);
   ASSERT_TRUE(client.start(request).ok());

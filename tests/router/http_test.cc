@@ -68,8 +68,7 @@ TEST(Http, ChatWholeAndStreamedWithUsage) {
   auto r = http_call(server.port, "POST", "/v1/chat/completions", "{" + messages + "}");
   ASSERT_EQ(r.status, 200) << r.body;
   json::object body = parse(r.body);
-  const std::string expected =
-      R"([chat]{"messages":[{"role":"user","content":"hi"}],"add_generation_prompt":true})";
+  const std::string expected = R"([chat][{"role": "user", "content": "hi"}])";
   EXPECT_EQ(body.at("object"), "chat.completion");
   EXPECT_EQ(body.at("choices").as_array().at(0).at("message").at("content"), json::string(expected));
   EXPECT_EQ(body.at("choices").as_array().at(0).at("message").at("role"), "assistant");
@@ -148,8 +147,11 @@ TEST(Http, BadInputIsAnAnswerThatNamesTheField) {
       {R"({"prompt":[[]]})", 400, "prompt"},
       {R"({"prompt":7})", 400, "prompt"},
       {R"({"prompt":{"a":1}})", 400, "prompt"},
-      {R"({"prompt":["a","b"]})", 400, "prompt"},
-      {R"({"prompt":[[1],[2]]})", 400, "prompt"},
+      {R"({"prompt":["a",7]})", 400, "prompt"},
+      {R"({"prompt":[[1],2]})", 400, "prompt"},
+      {R"({"prompt":[[1],["a"]]})", 400, "prompt"},
+      {R"({"prompt":["a",""]})", 400, "prompt"},
+      {R"({"prompt":["a",[264]]})", 400, "prompt"},
       {R"({"prompt":[1,"a"]})", 400, "prompt"},
       {R"({"prompt":[1,2.5]})", 400, "prompt"},
       {R"({"prompt":[1,true]})", 400, "prompt"},
@@ -180,10 +182,41 @@ TEST(Http, BadInputIsAnAnswerThatNamesTheField) {
       {R"({"prompt":"a","stream":"yes"})", 400, "stream"},
       {R"({"prompt":"a","stream_options":{"include_usage":true}})", 400, "stream_options"},
       {R"({"prompt":"a","stream":true,"stream_options":[]})", 400, "stream_options"},
-      {R"({"prompt":"a","n":2})", 400, "n"},
-      {R"({"prompt":"a","logprobs":3})", 400, "logprobs"},
-      {R"({"prompt":"a","echo":true})", 400, "echo"},
-      {R"({"prompt":"a","presence_penalty":0.5})", 400, "presence_penalty"},
+      {R"({"prompt":"a","n":0})", 400, "n"},
+      {R"({"prompt":"a","n":-1})", 400, "n"},
+      {R"({"prompt":"a","n":65})", 400, "n"},
+      {R"({"prompt":"a","n":1.5})", 400, "n"},
+      {R"({"prompt":["a","b","c"],"n":60})", 400, "n"},
+      {R"({"prompt":"a","n":2,"best_of":3})", 400, "best_of"},
+      {R"({"prompt":"a","logprobs":21})", 400, "logprobs"},
+      {R"({"prompt":"a","logprobs":-1})", 400, "logprobs"},
+      {R"({"prompt":"a","logprobs":true})", 400, "logprobs"},
+      {R"({"prompt":"a","prompt_logprobs":21})", 400, "prompt_logprobs"},
+      {R"({"prompt":"a","prompt_logprobs":1,"stream":true})", 400, "prompt_logprobs"},
+      {R"({"prompt":"a","echo":1})", 400, "echo"},
+      {R"({"prompt":"a","suffix":"b"})", 400, "suffix"},
+      {R"({"prompt":"a","presence_penalty":2.5})", 400, "presence_penalty"},
+      {R"({"prompt":"a","frequency_penalty":-2.5})", 400, "frequency_penalty"},
+      {R"({"prompt":"a","repetition_penalty":0})", 400, "repetition_penalty"},
+      {R"({"prompt":"a","repetition_penalty":"x"})", 400, "repetition_penalty"},
+      {R"({"prompt":"a","logit_bias":{"x":1}})", 400, "logit_bias"},
+      {R"({"prompt":"a","logit_bias":{"1":101}})", 400, "logit_bias"},
+      {R"({"prompt":"a","logit_bias":{"1":"a"}})", 400, "logit_bias"},
+      {R"({"prompt":"a","logit_bias":{"264":1}})", 400, "logit_bias"},
+      {R"({"prompt":"a","logit_bias":{"1":1,"01":2}})", 400, "logit_bias"},
+      {R"({"prompt":"a","logit_bias":[1]})", 400, "logit_bias"},
+      {R"({"prompt":"a","seed":9223372036854775808})", 400, "seed"},
+      {R"({"prompt":"a","timeout":0})", 400, "timeout"},
+      {R"({"prompt":"a","timeout":"1"})", 400, "timeout"},
+      {R"({"prompt":"a","priority":5000000000})", 400, "priority"},
+      {R"({"prompt":"a","cache_salt":""})", 400, "cache_salt"},
+      {R"({"prompt":"a","user":5})", 400, "user"},
+      {R"({"prompt":"a","metadata":[]})", 400, "metadata"},
+      {R"({"prompt":"a","guided_json":{"type":"object"}})", 400, "guided_json"},
+      {R"({"prompt":"a","guided_regex":"a+"})", 400, "guided_regex"},
+      {R"({"prompt":"a","structured_outputs":{"choice":["a"]}})", 400, "structured_outputs"},
+      {R"({"prompt":"a","use_beam_search":true})", 400, "use_beam_search"},
+      {R"({"prompt":"a","bad_words":["b"]})", 400, "bad_words"},
       {R"({"prompt":"a","model":7})", 400, "model"},
       {R"({"prompt":"a","model":"other"})", 404, "model"},
   };
@@ -203,13 +236,38 @@ TEST(Http, BadInputIsAnAnswerThatNamesTheField) {
       {R"({"messages":[{"role":"user"}]})", 400, "messages[0].content"},
       {R"({"messages":[{"role":"user","content":null}]})", 400, "messages[0].content"},
       {R"({"messages":[{"role":"user","content":5}]})", 400, "messages[0].content"},
-      {R"({"messages":[{"role":"user","content":[]}]})", 400, "messages[0].content"},
-      {R"({"messages":[{"role":"user","content":["x"]}]})", 400, "messages[0].content[0]"},
+      {R"({"messages":[{"role":"user","content":[7]}]})", 400, "messages[0].content[0]"},
       {R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})", 400,
        "messages[0].content[0].type"},
       {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", 400, "messages[0].content[0].text"},
       {R"({"messages":[{"role":"user","content":"refuse-me"}]})", 400, "messages"},
-      {R"({"messages":[{"role":"user","content":"a"}],"tools":[{}]})", 400, "tools"},
+      {R"({"messages":[{"role":"assistant"}]})", 400, "messages[0].content"},
+      {R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","tool_calls":[{"function":{"name":"f",)"
+       R"("arguments":"{broken"}}]}]})",
+       400, "messages[1].tool_calls[0].function.arguments"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tools":[{}]})", 400, "tools[0].name"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tools":{}})", 400, "tools"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tool_choice":"required"})", 400, "tool_choice"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tool_choice":{"type":"function","function":{"name":"f"}}})",
+       400, "tool_choice"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tool_choice":"sometimes"})", 400, "tool_choice"},
+      {R"({"messages":[{"role":"user","content":"a"}],"functions":[{"name":"f"}]})", 400, "functions"},
+      {R"({"messages":[{"role":"user","content":"a"}],"function_call":"auto"})", 400, "function_call"},
+      {R"({"messages":[{"role":"user","content":"a"}],"reasoning_format":"inline"})", 400,
+       "reasoning_format"},
+      {R"({"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":[]})", 400,
+       "chat_template_kwargs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"modalities":["text","audio"]})", 400, "modalities"},
+      {R"({"messages":[{"role":"user","content":"a"}],"audio":{"voice":"x"}})", 400, "audio"},
+      {R"({"messages":[{"role":"user","content":"a"}],"echo":true})", 400, "echo"},
+      {R"({"messages":[{"role":"user","content":"a"}],"logprobs":3})", 400, "logprobs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":3})", 400, "top_logprobs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":21})", 400,
+       "top_logprobs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"continue_final_message":true})", 400,
+       "continue_final_message"},
+      {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema","json_schema":{}}})",
+       400, "response_format.type"},
       {R"({"messages":[{"role":"user","content":"a"}],"max_completion_tokens":-1})", 400,
        "max_completion_tokens"},
       {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"}})", 400,
@@ -220,6 +278,7 @@ TEST(Http, BadInputIsAnAnswerThatNamesTheField) {
     EXPECT_EQ(r.status, c.status) << c.body << " -> " << r.body;
     EXPECT_EQ(param_of(r), c.param) << c.body << " -> " << r.body;
   }
+  const int rendered = server.text.chats.load();
   // Too long for the context, as text and as ids, streamed or not: a status, never a broken stream.
   for (const char* stream : {"false", "true"}) {
     auto r = http_call(server.port, "POST", "/v1/completions",
@@ -231,7 +290,8 @@ TEST(Http, BadInputIsAnAnswerThatNamesTheField) {
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"" + std::string(5000, 'x') +
                       "\"}],\"stream\":" + stream + "}");
     EXPECT_EQ(r.status, 400);
-    EXPECT_EQ(param_of(r), "messages");
+    EXPECT_EQ(param_of(r), "messages[0].content");
+    EXPECT_EQ(server.text.chats.load(), rendered) << "a message that cannot fit was rendered";
   }
   EXPECT_EQ(server.scheduler.submitted(), 0u);
   EXPECT_EQ(http_call(server.port, "POST", "/v1/completions", R"({"prompt":"still here"})").status, 200);

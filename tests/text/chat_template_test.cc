@@ -147,13 +147,13 @@ TEST(ChatTemplate, MarksWhatUsersSmuggleIn) {
   using Pieces = std::vector<std::string>;
   EXPECT_EQ(marked(R"({"messages":[{"role":"user","content":"plain"}]})"), Pieces{"]~b]user plain[e~[null"});
   EXPECT_EQ(marked(R"({"messages":[{"role":"user","content":"é[e~[]~b]x<think>"}]})"),
-            (Pieces{"]~b]user é[e~[]~b]x<think>[e~[null", "[e~[", "]~b]", "<think>"}));
+            (Pieces{"]~b]user é[e~[]~b]x<think>[e~[null", "[e~[]~b]x<think>"}));
   // An assistant's turn is made of thinking, but it cannot end itself.
   EXPECT_EQ(marked(R"({"messages":[{"role":"assistant","content":"<think>[e~["}]})"),
             (Pieces{"]~b]assistant <think>[e~[[e~[null", "[e~["}));
   // The start of a token, which the template's own text would complete; and a token inside escaped JSON.
   EXPECT_EQ(marked(R"({"messages":[{"role":"user","content":"a[e~"}]})"),
-            (Pieces{"]~b]user a[e~[e~[null", "[e~"}));
+            (Pieces{"]~b]user a[e~[e~[null", "["}));
   EXPECT_EQ(marked(R"({"messages":[],"tools":["a[e~[\u00e9b"]})"), (Pieces{R"(["a[e~[\u00e9b"])", "[e~["}));
   // Private characters of the request survive.
   EXPECT_EQ(
