@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -15,6 +14,7 @@
 #include "libs/base/random.h"
 #include "libs/local_cluster/local_cluster.h"
 #include "tests/support/random_model.h"
+#include "tests/support/same_completion.h"
 
 namespace conclave::testing {
 
@@ -90,34 +90,6 @@ inline std::vector<Answer> answers(LocalCluster& cluster, const std::vector<Acce
     }
   }
   return out;
-}
-
-inline bool same(const std::vector<TokenLogprob>& a, const std::vector<TokenLogprob>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const TokenLogprob& x, const TokenLogprob& y) {
-    return x.token == y.token && std::bit_cast<uint32_t>(x.logprob) == std::bit_cast<uint32_t>(y.logprob);
-  });
-}
-
-// Tokens and log-probabilities of every choice, to the bit.
-inline void expect_same(const Completion& want, const Completion& got) {
-  EXPECT_EQ(want.tokens, got.tokens);
-  EXPECT_EQ(want.finish, got.finish);
-  ASSERT_EQ(want.logprobs.size(), got.logprobs.size());
-  for (size_t i = 0; i < want.logprobs.size(); ++i) EXPECT_EQ(want.logprobs[i], got.logprobs[i]) << i;
-  ASSERT_EQ(want.top_logprobs.size(), got.top_logprobs.size());
-  for (size_t i = 0; i < want.top_logprobs.size(); ++i) {
-    EXPECT_TRUE(same(want.top_logprobs[i], got.top_logprobs[i])) << "likely tokens at " << i;
-  }
-  ASSERT_EQ(want.prompt_logprobs.size(), got.prompt_logprobs.size());
-  for (size_t i = 0; i < want.prompt_logprobs.size(); ++i) {
-    EXPECT_EQ(want.prompt_logprobs[i].logprob, got.prompt_logprobs[i].logprob) << "prompt, " << i;
-    EXPECT_TRUE(same(want.prompt_logprobs[i].top, got.prompt_logprobs[i].top)) << "prompt, " << i;
-  }
-  ASSERT_EQ(want.more.size(), got.more.size());
-  for (size_t i = 0; i < want.more.size(); ++i) {
-    SCOPED_TRACE("choice " + std::to_string(i + 1));
-    expect_same(want.more[i], got.more[i]);
-  }
 }
 
 inline void expect_same(const std::vector<Answer>& want, const std::vector<Answer>& got) {

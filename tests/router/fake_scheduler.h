@@ -95,6 +95,10 @@ class FakeScheduler : public SchedulerPort {
     std::lock_guard lock(mutex_);
     return cancelled_.size();
   }
+  std::vector<std::pair<RequestId, uint32_t>> cancelled_choices() const {
+    std::lock_guard lock(mutex_);
+    return cancelled_choices_;
+  }
   size_t submitted() const {
     std::lock_guard lock(mutex_);
     return order_.size();
