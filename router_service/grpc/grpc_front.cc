@@ -120,13 +120,13 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
       out.set_aborted(static_cast<uint32_t>(gateway_.abort(in.id())));
       *response = to_bytes(out);
     }
-    return finish(context, "Abort", status);
+    return finish(context, context->DefaultReactor(), "Abort", status);
   }
   grpc::ServerUnaryReactor* ModelInfo(Context* context, const Bytes* request, Bytes* response) override {
     v1::ModelInfoRequest in;
     const Status status = parse_message(*request, &in);
     if (status.ok()) *response = to_bytes(model_info(gateway_));
-    return finish(context, "ModelInfo", status);
+    return finish(context, context->DefaultReactor(), "ModelInfo", status);
   }
 
   template <class Message>
@@ -141,9 +141,10 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     return out;
   }
 
-  grpc::ServerUnaryReactor* finish(Context* context, std::string_view method, const Status& status) const {
+  // `reactor`: the call's default one, which gRPC gives once.
+  grpc::ServerUnaryReactor* finish(Context* context, grpc::ServerUnaryReactor* reactor,
+                                   std::string_view method, const Status& status) const {
     options_.on_answer(method, static_cast<int>(status.code()));
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context));
     return reactor;
   }
@@ -153,12 +154,12 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   grpc::ServerUnaryReactor* on_text_thread(Context* context, std::string_view method, const Bytes& request,
                                            Bytes* response,
                                            std::function<StatusOr<Bytes>(const Message&)> work) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     auto in = std::make_shared<Message>();
     if (const Status status = parse_message(request, in.get()); !status.ok())
-      return finish(context, method, status);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+      return finish(context, reactor, method, status);
     const bool taken =
-        gateway_.run_on_text_thread([this, context, method, in, response, work = std::move(work)] {
+        gateway_.run_on_text_thread([this, context, reactor, method, in, response, work = std::move(work)] {
           Status status;
           try {
             auto made = work(*in);
@@ -167,9 +168,10 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
           } catch (const std::bad_alloc&) {
             status = resource_exhausted("there is not enough memory for this request");
           }
-          finish(context, method, status);
+          finish(context, reactor, method, status);
         });
-    if (!taken) finish(context, method, resource_exhausted("too many requests wait to be read; retry later"));
+    if (!taken)
+      finish(context, reactor, method, resource_exhausted("too many requests wait to be read; retry later"));
     return reactor;
   }
 

@@ -137,6 +137,49 @@ TEST(ChatPrompt, BordersDoNotChangeTheIds) {
   }
 }
 
+// Pieces of tokens in any order and everywhere: the control tokens are those of a harmless conversation, and
+// the text is what the template makes of the strings as they are.
+TEST(ChatPrompt, PiecesOfTokensNeverJoin) {
+  const Model& m = small_model();
+  SplitMix64 random(72);
+  constexpr const char* parts[] = {"[e", "~[",       "[e~[",        "]~b]", "]~", "b]", "!b[", "<", "think",
+                                   ">",  "</think>", "<tool:call>", "]<]",  "\n", " ",  "x",   "|"};
+  const auto request = [](const std::string& text) {
+    const std::string quoted = json_quoted(text);
+    return ChatRequest{
+        "[" + message("system", text) + ", " + message("user", text) +
+            ", {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": " + quoted +
+            ", \"function\": {\"name\": " + json_quoted("f" + text) +
+            ", \"arguments\": " + json_quoted("{" + quoted + ": [" + quoted + "], \"b\": " + quoted + "}") +
+            "}}]}, " + message("tool", text) + "]",
+        "[{\"name\": " + json_quoted("f" + text) + ", \"description\": " + quoted + "}]",
+        "{\"note\": " + quoted + "}", true, false};
+  };
+  const auto harmless = control(*m.tokenizer, built(m, request("x")).ids);
+  for (int round = 0; round < 400; ++round) {
+    std::string text;
+    for (uint64_t n = 1 + random.below(8); n > 0; --n) text += parts[random.below(std::size(parts))];
+    ChatRequest hostile = request(text);
+    const auto out = built(m, hostile);
+    ASSERT_EQ(control(*m.tokenizer, out.ids), harmless) << out.text;
+    hostile.allow_special_tokens = true;
+    ASSERT_EQ(built(m, hostile).text, out.text);
+  }
+}
+
+// Text that looks like an escape of the characters that stand in is left as it is.
+TEST(ChatPrompt, StandInsMeetNoLookalikes) {
+  const Model& m = small_model();
+  ChatRequest request{
+      "[" + message("user", "\xf3\xb0\x80\x80 [x] \\udb80\\udc00 \\U000f0001 <") + "]",
+      "[{\"name\": \"f\", \"description\": " +
+          json_quoted("<\xf3\xb0\x80\x82> \\udb80\\udc03 \\U000f0004 \\\\udb80\\\\udc05 udb80 [") + "}]",
+      "", true, false};
+  const std::string text = built(m, request).text;
+  request.allow_special_tokens = true;
+  EXPECT_EQ(built(m, request).text, text);
+}
+
 TEST(ChatPrompt, ManyMarksAreFewRanges) {
   const Model& m = small_model();
   std::string text;

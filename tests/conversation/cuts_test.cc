@@ -7,8 +7,8 @@
 namespace conclave::text {
 namespace {
 
-// Every three-way cut costs the square of the length: all outputs of the corpora are shorter than this. The release build does it all; under a sanitizer, which is to
-// see the code and not the cuts, less.
+// Every three-way cut costs the square of the length: all outputs of the corpora are shorter than this. The
+// release build does it all; under a sanitizer, which is to see the code and not the cuts, less.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kLongestThreeWay = 60;
 constexpr int kRandomCuts = 1000;

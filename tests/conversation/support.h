@@ -127,6 +127,12 @@ inline const std::vector<std::string>& m2_corpus() {
       "<minimax:tool_call>\n{\"name\": \"now\"}\n</minimax:tool_call>\n",
       "text\n<minimax:tool_call>not a call</minimax:tool_call>more",
       "</minimax:tool_call>stray </minimax:tool_call> closing",
+      // Calls without their block.
+      "see\n<invoke name=\"search\">\n<parameter name=\"query\">q</parameter>\n</invoke>\n<invoke "
+      "name=\"now\"></invoke>\n"
+      "</minimax:tool_call>\nand <invoke name=\"nothing\">text</invoke>",
+      "<invoke name=\"now\">\n<minimax:tool_call><invoke name=\"other\"></invoke></minimax:tool_call><invoke "
+      "name=\"nower\">",
       // Cut off.
       "text <", "text <minimax:tool", "text\n<minimax:tool_call", "<minimax:tool_call>\n<inv",
       "<minimax:tool_call>\n<invoke name=\"sea",

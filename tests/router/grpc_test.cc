@@ -1,57 +1,14 @@
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 
-#include "conclave/v1/inference.grpc.pb.h"
-#include "router_service/grpc/grpc_front.h"
-#include "tests/router/fake_scheduler.h"
-#include "tests/router/fake_text.h"
+#include "tests/router/grpc_fixture.h"
 
 namespace conclave::router {
 namespace {
 
-using testing::FakeScheduler;
-using testing::FakeText;
 using ::testing::HasSubstr;
-
-class GrpcTest : public ::testing::Test {
- protected:
-  explicit GrpcTest(std::chrono::microseconds pause = {})
-      : scheduler([](const AcceptedRequest& r) { return r.prompt; }, pause) {
-    auto started = GrpcFront::start({}, gateway);
-    EXPECT_TRUE(started.ok()) << started.status();
-    front = std::move(started).value();
-    front->set_serving(true);
-    channel = grpc::CreateChannel(front->address(), grpc::InsecureChannelCredentials());
-    stub = v1::Inference::NewStub(channel);
-  }
-  ~GrpcTest() override {
-    gateway.begin_drain();
-    gateway.abort_all(unavailable("the test is over"));
-    front.reset();
-  }
-
-  grpc::Status call(const v1::GenerateRequest& request, v1::GenerateResponse* response = nullptr) {
-    grpc::ClientContext context;
-    v1::GenerateResponse local;
-    const grpc::Status status = stub->Generate(&context, request, response ? response : &local);
-    const auto& trailing = context.GetServerTrailingMetadata();
-    const auto at = trailing.find("conclave-field");
-    field = at == trailing.end() ? "" : std::string(at->second.data(), at->second.size());
-    return status;
-  }
-
-  FakeText text;
-  FakeScheduler scheduler;
-  gateway::Gateway gateway{gateway::GatewayOptions{}, testing::fake_model(), scheduler, text};
-  std::unique_ptr<GrpcFront> front;
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::Inference::Stub> stub;
-  std::string field;  // that the last call's error named
-};
 
 class SlowGrpcTest : public GrpcTest {
  protected:
@@ -252,48 +209,25 @@ TEST(GrpcListen, APortInUseIsOneLine) {
   EXPECT_THAT(message_of(second.status()), HasSubstr((*first)->address()));
 }
 
-// Health and reflection as any client calls them; their few messages are written by hand, since their
-// generated code is not packaged.
-std::string generic_call(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                         const std::string& message) {
-  grpc::GenericStub stub(channel);
-  grpc::CompletionQueue queue;
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-  const auto call = stub.PrepareCall(&context, method, &queue);
-  const auto wait = [&] {
-    void* tag = nullptr;
-    bool ok = false;
-    return queue.Next(&tag, &ok) && ok;
-  };
-  call->StartCall(nullptr);
-  EXPECT_TRUE(wait());
-  grpc::Slice slice(message);
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  EXPECT_TRUE(wait());
-  grpc::ByteBuffer reply;
-  call->Read(&reply, nullptr);
-  const bool read = wait();
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  wait();
-  EXPECT_TRUE(read && status.ok()) << method << ": " << status.error_message();
-  std::vector<grpc::Slice> slices;
-  std::string out;
-  if (reply.Dump(&slices).ok())
-    for (const grpc::Slice& s : slices) out.append(reinterpret_cast<const char*>(s.begin()), s.size());
-  return out;
+// What health and reflection answer; their few messages are written by hand, since their generated code is
+// not packaged.
+std::string answer_of(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                      const std::string& message) {
+  std::string answer;
+  const grpc::Status status = generic_call(channel, method, message, &answer);
+  EXPECT_TRUE(status.ok()) << method << ": " << status.error_message();
+  return answer;
 }
 
 TEST_F(GrpcTest, HealthAndReflection) {
   const std::string service = "conclave.v1.Inference";
   const std::string named = std::string("\x0a") + static_cast<char>(service.size()) + service;
-  EXPECT_EQ(generic_call(channel, "/grpc.health.v1.Health/Check", ""), "\x08\x01");  // SERVING
-  EXPECT_EQ(generic_call(channel, "/grpc.health.v1.Health/Check", named), "\x08\x01");
+  EXPECT_EQ(answer_of(channel, "/grpc.health.v1.Health/Check", ""), "\x08\x01");  // SERVING
+  EXPECT_EQ(answer_of(channel, "/grpc.health.v1.Health/Check", named), "\x08\x01");
   front->set_serving(false);
-  EXPECT_EQ(generic_call(channel, "/grpc.health.v1.Health/Check", named), "\x08\x02");  // NOT_SERVING
-  const std::string list("\x3a\x00", 2);                                                // list_services: ""
-  EXPECT_THAT(generic_call(channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", list),
+  EXPECT_EQ(answer_of(channel, "/grpc.health.v1.Health/Check", named), "\x08\x02");  // NOT_SERVING
+  const std::string list("\x3a\x00", 2);                                             // list_services: ""
+  EXPECT_THAT(answer_of(channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", list),
               HasSubstr(service));
 }
 

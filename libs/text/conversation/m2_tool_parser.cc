@@ -104,28 +104,28 @@ bool M2ToolParser::step(bool ended, std::vector<OutputEvent>& out) {
   return false;
 }
 
-// As find_tag in the text not yet taken; with `declared_invokes` also for `<invoke name="T">` of a declared
-// tool T (index kNoTag): a call that begins inside a value of another, whose closing tags are missing. Any
-// other <invoke> in a value is the value's own text.
-TagHit M2ToolParser::find(std::span<const std::string_view> tags, bool declared_invokes) const {
+// Whether `text` begins with `<invoke name="T">` of a declared tool T, or may.
+TagMatch M2ToolParser::match_declared_invoke(std::string_view text) const {
+  if (const TagMatch match = match_tag(text, kNamedInvoke); match != TagMatch::kFull) return match;
+  const std::string_view name = text.substr(kNamedInvoke.size());
+  const size_t quote = name.find('"');
+  if (quote == std::string_view::npos) {
+    return calls_.tools().has_prefix(name) ? TagMatch::kPartial : TagMatch::kNone;
+  }
+  if (!calls_.tools().has(name.substr(0, quote))) return TagMatch::kNone;
+  return match_tag(name.substr(quote), "\">");
+}
+
+// As find_tag in the text not yet taken, with the invoke of a declared tool (index kNoTag) as one more tag:
+// behind a newline, which is then part of it, where `newline_too`.
+TagHit M2ToolParser::find(std::span<const std::string_view> tags, bool newline_too) const {
   const std::string_view text = rest();
   const TagHit hit = find_tag(text, tags);
-  if (!declared_invokes) return hit;
-  for (size_t at = text.find(kNamedInvoke.front()); at < hit.at;
-       at = text.find(kNamedInvoke.front(), at + 1)) {
-    const std::string_view from = text.substr(at);
-    const TagMatch match = match_tag(from, kNamedInvoke);
-    if (match == TagMatch::kNone) continue;
-    if (match == TagMatch::kPartial) return {at, 0, TagMatch::kPartial};
-    const std::string_view name = from.substr(kNamedInvoke.size());
-    const size_t quote = name.find('"');
-    if (quote == std::string_view::npos) {
-      if (calls_.tools().has_prefix(name)) return {at, 0, TagMatch::kPartial};
-      continue;
-    }
-    if (!calls_.tools().has(name.substr(0, quote))) continue;
-    if (quote + 1 == name.size()) return {at, 0, TagMatch::kPartial};
-    if (name[quote + 1] == '>') return {at, kNoTag, TagMatch::kFull};
+  for (size_t at = 0; at < hit.at; ++at) {
+    const bool newline = newline_too && text[at] == '\n';
+    if (!newline && text[at] != '<') continue;
+    const TagMatch match = match_declared_invoke(text.substr(at + (newline ? 1 : 0)));
+    if (match != TagMatch::kNone) return {at, kNoTag, match};
   }
   return hit;
 }
@@ -137,10 +137,17 @@ bool M2ToolParser::content(std::vector<OutputEvent>& out) {
   }
   constexpr std::string_view newline_open = "\n<minimax:tool_call>";
   constexpr std::string_view tags[] = {newline_open, kBlockOpen, kBlockClose};
-  const TagHit hit = find(tags, false);
+  const TagHit hit = find(tags, true);
   calls_.content(rest().substr(0, hit.at), out);
   take(hit.at);
   if (hit.match != TagMatch::kFull) return false;
+  if (hit.tag == kNoTag) {
+    // A call without its block: the block is that call.
+    if (rest()[0] == '\n') take(1);
+    lone_call_ = true;
+    state_ = State::kBlock;
+    return true;
+  }
   take(tags[hit.tag].size());
   if (hit.tag < 2) begin_block();
   return true;
@@ -148,6 +155,7 @@ bool M2ToolParser::content(std::vector<OutputEvent>& out) {
 
 void M2ToolParser::begin_block() {
   state_ = State::kBlock;
+  lone_call_ = false;
   recording_ = true;
   recorded_.clear();
 }
@@ -157,13 +165,14 @@ void M2ToolParser::end_block(bool keep, std::vector<OutputEvent>& out) {
   if (keep && recording_) calls_.failed_block(trim_json_space(recorded_), out);
   recording_ = false;
   recorded_.clear();
+  lone_call_ = false;
   state_ = State::kContent;
   drop_newline_ = true;
 }
 
 bool M2ToolParser::block(std::vector<OutputEvent>& out) {
   constexpr std::string_view tags[] = {kBlockClose, kBlockOpen, kInvokeOpen, kParameterOpen};
-  const TagHit hit = find(tags, false);
+  const TagHit hit = find_tag(rest(), tags);
   if (recording_) recorded_ += rest().substr(0, hit.at);
   take(hit.at);
   if (hit.match != TagMatch::kFull) return false;
@@ -222,7 +231,7 @@ void M2ToolParser::invoke_named(std::string_view name, bool closed, std::vector<
 
 bool M2ToolParser::invoke(std::vector<OutputEvent>& out) {
   constexpr std::string_view tags[] = {kParameterOpen, kInvokeClose, kInvokeOpen, kBlockClose, kBlockOpen};
-  const TagHit hit = find(tags, false);
+  const TagHit hit = find_tag(rest(), tags);
   take(hit.at);
   if (hit.match != TagMatch::kFull) return false;
   if (hit.tag == 0) {
@@ -240,6 +249,7 @@ void M2ToolParser::end_call(bool complete, std::vector<OutputEvent>& out) {
   calls_.end(complete, out);
   in_call_ = false;
   state_ = State::kBlock;
+  if (lone_call_) end_block(false, out);
 }
 
 void M2ToolParser::parameter_named(std::string_view name, std::vector<OutputEvent>& out) {
@@ -292,11 +302,12 @@ void M2ToolParser::end_value(std::vector<OutputEvent>& out) {
 }
 
 bool M2ToolParser::value(std::vector<OutputEvent>& out) {
-  // A string may hold anything but these. Elsewhere the next parameter shows, too, that a closing tag is
+  // A string may hold anything but these, and the invoke of a declared tool: a call that begins inside this
+  // one, whose closing tags are missing. Elsewhere the next parameter shows, too, that a closing tag is
   // missing.
   constexpr std::string_view tags[] = {kParameterClose, kInvokeClose, kBlockClose, "<parameter name="};
   const bool string = form_ != ParameterSchema::TextForm::kWhole;
-  const TagHit hit = find(std::span(tags).first(string ? 3 : 4), true);
+  const TagHit hit = find(std::span(tags).first(string ? 3 : 4), false);
   value_text(rest().substr(0, hit.at), out);
   take(hit.at);
   if (hit.match != TagMatch::kFull) return false;
@@ -309,7 +320,7 @@ bool M2ToolParser::value(std::vector<OutputEvent>& out) {
 bool M2ToolParser::skip() {
   constexpr std::string_view tags[] = {kInvokeClose, kBlockClose, kInvokeOpen, kBlockOpen, kParameterClose};
   const bool parameter = state_ == State::kBadParameter;
-  const TagHit hit = find(std::span(tags).first(parameter ? 5 : 4), false);
+  const TagHit hit = find_tag(rest(), std::span(tags).first(parameter ? 5 : 4));
   take(hit.at);
   if (hit.match != TagMatch::kFull) return false;
   if (!parameter) calls_.drop();

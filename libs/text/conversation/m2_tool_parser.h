@@ -52,7 +52,8 @@ class M2ToolParser final : public ToolCallParser {
   void end_call(bool complete, std::vector<OutputEvent>& out);
   void begin_block();
   void end_block(bool keep, std::vector<OutputEvent>& out);
-  TagHit find(std::span<const std::string_view> tags, bool declared_invokes) const;
+  TagMatch match_declared_invoke(std::string_view text) const;
+  TagHit find(std::span<const std::string_view> tags, bool newline_too) const;
   std::string_view rest() const { return std::string_view(text_).substr(at_); }
   void take(size_t n) { at_ += n; }
 
@@ -61,6 +62,7 @@ class M2ToolParser final : public ToolCallParser {
   std::string text_;  // not yet taken from at_ on
   size_t at_ = 0;
   bool drop_newline_ = false;  // the one behind a block
+  bool lone_call_ = false;     // the call being read stands outside of any block
 
   // What lies in the block outside of its tags, as long as it holds no call; see failed_block.
   bool recording_ = false;

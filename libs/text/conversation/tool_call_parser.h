@@ -45,6 +45,7 @@ enum class OutputEnd : uint8_t {
 //  - A call whose name could be read is a call, with the arguments that could be read; closing tags that are
 //    missing are supplied where the next tag shows it. A call without a readable name is dropped (and
 //    counted), the calls around it are not. Text in a block that holds no call at all becomes content.
+//  - In M2's format the call of a declared tool is a call without its block's tags, too.
 //  - A call inside which the output ends is reported with complete = false and its arguments unfinished;
 //  between
 //    two parameters, when the model itself ended, it is complete.
