@@ -91,6 +91,12 @@ void print_row(const char* name, const json::object& row) {
 }
 
 Status run_bench(const BenchFlags& flags) {
+  // Before the run: what was measured must not be lost for want of a place.
+  std::ofstream report_file;
+  if (!flags.json_path.empty()) {
+    report_file.open(flags.json_path, std::ios::trunc);
+    if (!report_file) return invalid_field("--json", "cannot write " + flags.json_path);
+  }
   Samples samples;
   std::mutex mutex;
   std::atomic<int> next{0};
@@ -139,9 +145,8 @@ Status run_bench(const BenchFlags& flags) {
   print_row("between pieces of a stream", report["inter_token_latency_ms"].as_object());
   print_row("whole request", report["request_latency_ms"].as_object());
   if (!flags.json_path.empty()) {
-    std::ofstream out(flags.json_path);
-    out << json::serialize(report) << "\n";
-    if (!out.flush()) return invalid_field("--json", "cannot write " + flags.json_path);
+    report_file << json::serialize(report) << "\n";
+    if (!report_file.flush()) return invalid_field("--json", "cannot write " + flags.json_path);
   }
   if (!samples.errors.empty()) {
     return unavailable(std::to_string(samples.errors.size()) +

@@ -8,6 +8,8 @@
 #include <boost/json.hpp>
 #include <chrono>
 
+#include "libs/base/address.h"
+
 namespace conclave::cli {
 namespace {
 
@@ -150,17 +152,18 @@ StatusOr<ServerUrl> parse_url(std::string_view text) {
   while (!rest.empty() && rest.back() == '/') rest.remove_suffix(1);
   if (rest.size() > 3 && rest.substr(rest.size() - 3) == "/v1")
     rest.remove_suffix(3);  // as other clients have it
-  const size_t colon = rest.rfind(':');
-  ServerUrl url;
-  url.host = std::string(rest.substr(0, colon));
-  url.port = colon == std::string_view::npos ? "8000" : std::string(rest.substr(colon + 1));
-  if (url.host.size() > 2 && url.host.front() == '[' && url.host.back() == ']')
-    url.host = url.host.substr(1, url.host.size() - 2);
-  const bool digits = !url.port.empty() && url.port.find_first_not_of("0123456789") == std::string::npos &&
-                      url.port.size() <= 5 && std::stoi(url.port) <= 65535;
-  if (url.host.empty() || !digits || url.host.find('/') != std::string::npos) {
+  // A name or "[v6]" alone has the usual port.
+  const size_t host_end = rest.starts_with('[') ? rest.find(']') : 0;
+  std::string address(rest);
+  if (host_end != std::string_view::npos && rest.find(':', host_end) == std::string_view::npos)
+    address += ":8000";
+  const auto parsed = parse_host_port(address);
+  if (!parsed.ok() || rest.empty() || rest.front() == ':') {
     return invalid_field("--url", "not a server's address: '" + std::string(text) + "' (http://HOST:PORT)");
   }
+  ServerUrl url;
+  url.host = parsed->host;
+  url.port = std::to_string(parsed->port);
   return url;
 }
 

@@ -63,7 +63,8 @@ void add_model_commands(CLI::App& app, Command& chosen) {
   MakeOptions& options = flags->options;
   make->add_option("--out", options.out, "Directory to write; must be absent or empty")->required();
   make->add_option("--geometry", options.geometry, "m2 or tiny-m2")->capture_default_str();
-  make->add_option("--layers", options.layers, "Layers (default: the geometry's own)");
+  make->add_option("--layers", options.layers, "Layers (default: the geometry's own)")
+      ->check(CLI::Range(1u, 100'000u));
   make->add_option("--dtype", options.dtype, "fp8, bf16 or f32")->capture_default_str();
   make->add_option("--seed", options.seed, "Same seed, same weights")->capture_default_str();
   make->add_option("--set", flags->set, "key=value of config.json to change; may be repeated");

@@ -3,20 +3,25 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/http_client.h"
 #include "cli/in_process.h"
 #include "cli/progress.h"
 #include "cli/supervisor.h"
+#include "libs/base/address.h"
 #include "libs/config/load.h"
 #include "libs/config/schema.h"
 
@@ -25,11 +30,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint16_t kSchedulerPort = 7070;
+
 struct UpFlags {
   std::string model;
   std::string config;
-  std::string http;
-  std::string grpc;
+  std::optional<std::string> http;
+  std::optional<std::string> grpc;
   std::string run_dir;
   std::string ready_file;
   int attention = 0;
@@ -37,17 +44,47 @@ struct UpFlags {
   bool in_process = false;
 };
 
-StatusOr<std::string> free_loopback_address() {
+// Whether this is the only cluster of its network namespace that was started so; it stays that until this
+// process ends. A look at the port alone would let two that start together choose the same.
+bool first_cluster_here() {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  constexpr char kName[] = "conclave-up-7070";  // abstract: no file, gone with the process
+  std::memcpy(name.sun_path + 1, kName, sizeof kName - 1);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + sizeof kName);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&name), length) == 0) return true;  // never closed
+  close(fd);
+  return false;
+}
+
+// `wanted` if nothing has it, else a free one; 0: any free one.
+StatusOr<std::string> free_loopback_address(uint16_t wanted = 0) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
+  address.sin_port = htons(wanted);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
+  const int reuse = 1;  // as the server will: a port that a cluster left a moment ago is free
+  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
   const bool ok = fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
                   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
   if (fd >= 0) close(fd);
+  if (!ok && wanted != 0) return free_loopback_address();
   if (!ok) return unavailable("no free port on the loopback interface");
   return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+}
+
+// A flag that was given replaces the configured address; it must be one.
+Status take_address(const std::optional<std::string>& flag, const char* name, std::string& address) {
+  if (!flag) return OkStatus();
+  if (flag->empty()) return invalid_field(name, "is empty; write HOST:PORT, or leave the flag out");
+  if (Status parsed = parse_host_port(*flag).status(); !parsed.ok())
+    return invalid_field(name, message_of(parsed));
+  address = *flag;
+  return OkStatus();
 }
 
 // Flags over environment over file over defaults. Addresses that nobody chose get free ports, so that several
@@ -66,20 +103,25 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
                          "no config.json in " + config.model.path +
                              "; `conclave model make --geometry tiny-m2 --out DIR` makes a checkpoint");
   }
-  if (!flags.http.empty()) config.router.http_listen = flags.http;
-  if (!flags.grpc.empty()) config.router.grpc_listen = flags.grpc;
+  RETURN_IF_ERROR(take_address(flags.http, "--http", config.router.http_listen));
+  RETURN_IF_ERROR(take_address(flags.grpc, "--grpc", config.router.grpc_listen));
   if (flags.attention > 0) config.supervisor.attention_workers = static_cast<uint32_t>(flags.attention);
   if (flags.experts > 0) config.supervisor.expert_shards = static_cast<uint32_t>(flags.experts);
   if (flags.config.empty()) {
     const std::pair<const char*, std::string*> addresses[] = {
         {"CONCLAVE_SCHEDULER_LISTEN", &config.scheduler.listen},
         {"CONCLAVE_SCHEDULER_OPS_LISTEN", &config.scheduler.ops_listen},
-        {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen}};
+        {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen},
+        {"CONCLAVE_ROUTER_ADMIN_LISTEN", &config.router.admin_listen}};
     for (const auto& [variable, address] : addresses) {
       if (environment.contains(variable)) continue;
-      // Set for `conclave status`, the address would lead our members past our own scheduler.
-      if (address == &config.scheduler.listen) config.scheduler.address.clear();
-      ASSIGN_OR_RETURN(*address, free_loopback_address());
+      uint16_t wanted = 0;
+      if (address == &config.scheduler.listen) {
+        // Set for `conclave status`, the address would lead our members past our own scheduler.
+        config.scheduler.address.clear();
+        if (first_cluster_here()) wanted = kSchedulerPort;  // where `conclave status` looks
+      }
+      ASSIGN_OR_RETURN(*address, free_loopback_address(wanted));
     }
   }
   // A restarted router must come back where its clients look for it, so port 0 is settled once, here.
@@ -147,10 +189,14 @@ void print_addresses(const ClusterConfig& config, const std::string& logs) {
   std::printf("ready: %s\n", config.model.path.c_str());
   std::printf("  HTTP      http://%s/v1\n", config.router.http_listen.c_str());
   std::printf("  gRPC      %s\n", config.router.grpc_listen.c_str());
+  if (!config.router.admin_listen.empty())
+    std::printf("  admin     http://%s/admin/requests\n", config.router.admin_listen.c_str());
   std::printf("  metrics   http://%s/metrics\n", config.router.ops_listen.c_str());
   if (!logs.empty()) {
     std::printf("            http://%s/metrics (scheduler)\n", config.scheduler.ops_listen.c_str());
-    std::printf("  status    conclave status --scheduler %s\n", config.scheduler.connect_address().c_str());
+    const std::string& scheduler = config.scheduler.connect_address();
+    const bool usual = scheduler == "127.0.0.1:" + std::to_string(kSchedulerPort);
+    std::printf("  status    conclave status%s\n", usual ? "" : (" --scheduler " + scheduler).c_str());
     std::printf("  logs      %s\n", logs.c_str());
   }
   std::fflush(stdout);

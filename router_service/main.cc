@@ -48,6 +48,8 @@ Status run(Service& service) {
   std::vector<std::pair<std::string, std::string>> addresses;
   if (!server->http_address().empty()) addresses.push_back({"http", server->http_address()});
   if (!server->grpc_address().empty()) addresses.push_back({"grpc", server->grpc_address()});
+  if (!server->admin_address().empty()) addresses.push_back({"admin", server->admin_address()});
+  const auto reload = service.on_hangup([&server] { server->reload_keys(); });
   service.started(addresses);
   service.wait_for_stop();
   Service::limit_end(config.router.drain_time + 5 * kSecond);
@@ -64,10 +66,12 @@ int main(int argc, char** argv) {
   spec.role = "router";
   spec.description =
       "conclave-router: the OpenAI-compatible HTTP API and gRPC in front of a Conclave cluster";
-  spec.flags = {{"--model", "model.path", "Directory of the checkpoint"},
-                {"--scheduler", "scheduler.address", "Where the scheduler is"},
-                {"--http-listen", "router.http_listen", "Address of the HTTP API; port 0: any free one"},
-                {"--grpc-listen", "router.grpc_listen", "Address of the gRPC API; port 0: any free one"},
-                {"--ops-listen", "router.ops_listen", "Address of /metrics, /livez, /readyz, /startupz"}};
+  spec.flags = {
+      {"--model", "model.path", "Directory of the checkpoint"},
+      {"--scheduler", "scheduler.address", "Where the scheduler is"},
+      {"--http-listen", "router.http_listen", "Address of the HTTP API; port 0: any free one"},
+      {"--grpc-listen", "router.grpc_listen", "Address of the gRPC API; port 0: any free one"},
+      {"--admin-listen", "router.admin_listen", "Address of the admin routes; port 0: any free one"},
+      {"--ops-listen", "router.ops_listen", "Address of /metrics, /livez, /readyz, /startupz"}};
   return conclave::run_service(argc, argv, spec, conclave::router::run);
 }

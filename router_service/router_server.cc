@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "libs/telemetry/log.h"
+#include "router_service/admin_server.h"
+#include "router_service/door/front_door.h"
 #include "router_service/gateway/gateway.h"
 #include "router_service/grpc/grpc_front.h"
 #include "router_service/http/http_front.h"
@@ -16,11 +18,45 @@ namespace conclave::router {
 namespace {
 
 constexpr Nanos kReadinessPeriod = 200 * kMillisecond;  // how stale the gRPC health service may be
+constexpr int kKeysEvery = 5;                           // of those periods: a look at the file of keys
+
+void log_access(const door::AccessLine& line) {
+  const auto ms = [](Nanos time) { return static_cast<double>(time) / kMillisecond; };
+  if (line.to_first_token < 0) {
+    log_info("request", {{"protocol", line.protocol},
+                         {"request_id", line.request_id},
+                         {"tenant", line.tenant},
+                         {"route", line.route},
+                         {"status", line.status},
+                         {"outcome", line.outcome},
+                         {"prompt_tokens", line.prompt_tokens},
+                         {"completion_tokens", line.completion_tokens},
+                         {"total_ms", ms(line.total)}});
+    return;
+  }
+  log_info("request", {{"protocol", line.protocol},
+                       {"request_id", line.request_id},
+                       {"tenant", line.tenant},
+                       {"route", line.route},
+                       {"status", line.status},
+                       {"outcome", line.outcome},
+                       {"prompt_tokens", line.prompt_tokens},
+                       {"completion_tokens", line.completion_tokens},
+                       {"ttft_ms", ms(line.to_first_token)},
+                       {"total_ms", ms(line.total)}});
+}
+
+door::FrontDoorOptions door_options(const RouterConfig& config) {
+  door::FrontDoorOptions options;
+  options.keys_file = config.api_keys_file;
+  options.trust_without_keys = config.trust_without_keys;
+  if (config.access_log) options.on_end = log_access;
+  return options;
+}
 
 gateway::GatewayOptions gateway_options(const RouterConfig& config) {
   gateway::GatewayOptions options;
-  options.max_requests = config.max_requests;
-  options.max_waiting_texts = config.max_requests;
+  options.limits = config.limits;
   options.text_threads = std::max(2u, config.template_processes);
   options.default_deadline = config.default_deadline;
   options.stream.max_pending_tokens = config.max_stream_events;
@@ -53,11 +89,6 @@ class RouterMetrics {
   }
 
   void ended(const gateway::Summary& summary) {
-    if (log_enabled(LogLevel::kDebug))
-      log_debug("request ended", {{"code", absl::StatusCodeToString(summary.code)},
-                                  {"prompt_tokens", summary.usage.prompt_tokens},
-                                  {"completion_tokens", summary.usage.completion_tokens},
-                                  {"seconds", static_cast<double>(summary.total) / kSecond}});
     if (registry_ == nullptr) return;
     const std::string outcome = summary.code != StatusCode::kOk
                                     ? std::string(absl::StatusCodeToString(summary.code))
@@ -86,15 +117,15 @@ class RouterServerImpl : public RouterServer {
   RouterServerImpl(const RouterConfig& config, ModelSpec model, SchedulerPort& scheduler,
                    const gateway::TextCodec& text, MetricsRegistry* metrics)
       : config_(config),
+        registry_(metrics),
         metrics_(metrics),
         gateway_(gateway_options(config), std::move(model), scheduler, text,
-                 [this](const gateway::Summary& summary) { metrics_.ended(summary); }) {
-    if (metrics != nullptr) collector_ = metrics->add_collector([this](MetricSink& sink) { collect(sink); });
-  }
+                 [this](const gateway::Summary& summary) { metrics_.ended(summary); }) {}
 
   ~RouterServerImpl() override {
     stop_watching();
     collector_.reset();
+    admin_.reset();
     gateway_.begin_drain();
     gateway_.abort_all(unavailable("the router is shutting down"));
     if (grpc_) grpc_->shutdown(0);
@@ -103,13 +134,22 @@ class RouterServerImpl : public RouterServer {
   }
 
   Status start() {
+    ASSIGN_OR_RETURN(door_, door::FrontDoor::open(door_options(config_)));
+    if (door_->asks_for_keys()) {
+      log_info("API keys read", {{"keys", door_->counts().keys}});
+      if (door_->counts().keys == 0) log_warn("the file of API keys is empty: every request will be refused");
+    }
     if (!config_.http_listen.empty()) {
       HttpFrontOptions options;
       options.listen = config_.http_listen;
       options.threads = std::max(1u, config_.http_threads);
       options.limits.max_connections = config_.max_connections;
-      options.limits.max_body_bytes = config_.max_body_bytes;
+      options.limits.max_body_bytes = config_.limits.max_body_bytes;
+      options.limits.max_header_bytes = config_.limits.max_header_bytes;
       options.limits.header_timeout = config_.idle_timeout;
+      options.limits.write_timeout = config_.write_timeout;
+      options.openai = config_.limits;
+      options.door = door_.get();
       options.on_answer = [this](std::string_view route, int status) {
         metrics_.answered("http", route, status);
       };
@@ -121,13 +161,26 @@ class RouterServerImpl : public RouterServer {
     if (!config_.grpc_listen.empty()) {
       GrpcFrontOptions options;
       options.listen = config_.grpc_listen;
-      options.max_message_bytes = config_.max_body_bytes;
+      options.max_message_bytes = config_.limits.max_body_bytes;
+      options.max_metadata_bytes = config_.limits.max_header_bytes;
+      options.door = door_.get();
       options.on_answer = [this](std::string_view method, int code) {
         metrics_.answered("grpc", method, code);
       };
       ASSIGN_OR_RETURN(grpc_, GrpcFront::start(std::move(options), gateway_));
-      watcher_ = std::thread([this] { watch(); });
     }
+    if (!config_.admin_listen.empty()) {
+      AdminServer::Hooks hooks;
+      hooks.open_requests = [this](size_t max) { return gateway_.open_requests(max); };
+      hooks.drain = [this] { gateway_.begin_drain(); };
+      hooks.reload_keys = [this] { return reload(); };
+      auto started = AdminServer::start(config_.admin_listen, std::move(hooks));
+      if (!started.ok()) return annotate(started.status(), "router.admin_listen");
+      admin_ = std::move(started).value();
+    }
+    watcher_ = std::thread([this] { watch(); });
+    if (registry_ != nullptr)
+      collector_ = registry_->add_collector([this](MetricSink& sink) { collect(sink); });
     return OkStatus();
   }
 
@@ -135,6 +188,9 @@ class RouterServerImpl : public RouterServer {
   std::string grpc_address() const override { return grpc_ ? grpc_->address() : ""; }
   uint16_t http_port() const override { return http_ ? http_->port() : 0; }
   uint16_t grpc_port() const override { return grpc_ ? grpc_->port() : 0; }
+
+  std::string admin_address() const override { return admin_ ? admin_->address() : ""; }
+  void reload_keys() override { (void)reload(); }
 
   Readiness readiness() const override {
     const Status ready = gateway_.ready();
@@ -163,15 +219,34 @@ class RouterServerImpl : public RouterServer {
  private:
   static constexpr Nanos kDrainFlush = 1 * kSecond;
 
-  // The scheduler port has no notification, and the health service wants one: look now and then.
+  StatusOr<size_t> reload() {
+    auto keys = door_->reload_keys();
+    if (keys.ok())
+      log_info("API keys read again", {{"keys", *keys}});
+    else
+      log_error("API keys not read again; the old ones stay", {{"cause", keys.status()}});
+    return keys;
+  }
+
+  void look_at_keys() {
+    auto read = door_->reload_changed_keys();
+    if (!read.ok())
+      log_error("API keys not read again; the old ones stay", {{"cause", read.status()}});
+    else if (*read)
+      log_info("API keys read again", {{"keys", door_->counts().keys}});
+  }
+
+  // The scheduler port has no notification, and the health service wants one: look now and then. So it is
+  // with the file of keys, which may lie on any kind of file system and be replaced by renames and links.
   void watch() {
     std::unique_lock lock(mutex_);
     bool serving = false;
-    while (!stopping_) {
+    for (int round = 0; !stopping_; ++round) {
       lock.unlock();
       const bool ready = gateway_.ready().ok();
-      if (ready != serving) grpc_->set_serving(ready);
+      if (grpc_ && ready != serving) grpc_->set_serving(ready);
       serving = ready;
+      if (round % kKeysEvery == 0) look_at_keys();
       lock.lock();
       changed_.wait_for(lock, std::chrono::nanoseconds(kReadinessPeriod), [this] { return stopping_; });
     }
@@ -189,11 +264,39 @@ class RouterServerImpl : public RouterServer {
     const gateway::GatewayCounts gateway = gateway_.counts();
     sink.gauge("conclave_router_open_requests", "Requests open now (bound: router.max_requests)",
                static_cast<double>(gateway.open));
-    sink.gauge("conclave_router_waiting_text_requests", "Requests waiting to be tokenized",
+    sink.gauge("conclave_router_waiting_text_requests",
+               "Requests waiting to be tokenized (bound: router.max_waiting_texts)",
                static_cast<double>(gateway.waiting_texts));
+    sink.gauge("conclave_router_queued_requests",
+               "Requests waiting for their first token (bound: router.max_queued_requests)",
+               static_cast<double>(gateway.queued_requests));
+    sink.gauge("conclave_router_queued_tokens", "Tokens of their prompts (bound: router.max_queued_tokens)",
+               static_cast<double>(gateway.queued_tokens));
+    const auto reached = [&sink](std::string_view limit, uint64_t count) {
+      sink.counter("conclave_router_reached_limits_total",
+                   "Times a limit of the router refused or cut a request", static_cast<double>(count),
+                   {{"limit", std::string(limit)}});
+    };
+    for (size_t i = 0; i < static_cast<size_t>(gateway::Limit::kCount); ++i) {
+      const auto limit = static_cast<gateway::Limit>(i);
+      reached(gateway::limit_name(limit), gateway_.limits().count(limit));
+    }
+    const door::FrontDoorCounts door = door_->counts();
+    reached("rate_limit", door.rate_limited);
+    sink.gauge("conclave_router_api_keys", "API keys in use", static_cast<double>(door.keys));
+    sink.counter("conclave_router_unauthenticated_requests_total", "Requests without a key that is known",
+                 static_cast<double>(door.unauthenticated));
+    sink.counter("conclave_router_key_reloads_total", "Times the file of API keys was read",
+                 static_cast<double>(door.key_reloads));
+    sink.counter("conclave_router_failed_key_reloads_total",
+                 "Times the file of API keys had a fault, and the old keys stayed",
+                 static_cast<double>(door.failed_key_reloads));
     std::lock_guard lock(mutex_);
     if (!http_) return;
     const http::HttpCounts http = http_->counts();
+    reached("max_body_bytes", http.bodies_too_large);
+    reached("max_header_bytes", http.headers_too_large);
+    reached("max_connections", http.connections_refused);
     sink.gauge("conclave_router_http_open_connections",
                "HTTP connections open now (bound: router.max_connections)",
                static_cast<double>(http.connections_open));
@@ -211,13 +314,16 @@ class RouterServerImpl : public RouterServer {
   }
 
   const RouterConfig config_;
+  MetricsRegistry* const registry_;
   RouterMetrics metrics_;
+  std::unique_ptr<door::FrontDoor> door_;  // before the gateway: requests hold visits of it
   gateway::Gateway gateway_;
   mutable std::mutex mutex_;  // http_ (against the collector), stopping_
   std::condition_variable changed_;
   bool stopping_ = false;
   std::unique_ptr<HttpFront> http_;
   std::unique_ptr<GrpcFront> grpc_;
+  std::unique_ptr<AdminServer> admin_;
   std::thread watcher_;
   std::unique_ptr<MetricsRegistry::CollectorHandle> collector_;
 };
@@ -238,8 +344,8 @@ StatusOr<std::unique_ptr<gateway::TextCodec>> load_model_text(const std::string&
   text::ChatTemplateOptions options;
   options.processes = static_cast<int>(config.template_processes);
   options.call_timeout = config.template_deadline;
-  options.max_waiting = static_cast<int>(config.max_requests);
-  options.max_document_bytes = config.max_body_bytes;
+  options.max_waiting = static_cast<int>(config.limits.max_waiting_texts);
+  options.max_document_bytes = config.limits.max_body_bytes;
   std::string no_template;
   ASSIGN_OR_RETURN(auto loaded, ModelText::load(model_dir, std::move(options), &no_template));
   if (!no_template.empty())

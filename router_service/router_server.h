@@ -19,9 +19,9 @@ namespace conclave::router {
 
 class RouterServer {
  public:
-  // Listens on config.http_listen and config.grpc_listen (empty: no such front). `scheduler`, `text` and
-  // `metrics` outlive the server; `metrics` may be null. `model.name` is what /v1/models shows. A port in use
-  // is a one-line status.
+  // Listens on config.http_listen, grpc_listen and admin_listen (empty: no such front). `scheduler`, `text`
+  // and `metrics` outlive the server; `metrics` may be null. `model.name` is what /v1/models shows. A port in
+  // use is a one-line status.
   static StatusOr<std::unique_ptr<RouterServer>> start(const RouterConfig& config, ModelSpec model,
                                                        SchedulerPort& scheduler,
                                                        const gateway::TextCodec& text,
@@ -33,6 +33,9 @@ class RouterServer {
   virtual std::string grpc_address() const = 0;
   virtual uint16_t http_port() const = 0;  // 0 without that front
   virtual uint16_t grpc_port() const = 0;
+  virtual std::string admin_address() const = 0;
+  // Reads the file of API keys again; the result is in the log. Any thread.
+  virtual void reload_keys() = 0;
   // Why requests would be refused now. Any thread.
   virtual Readiness readiness() const = 0;
   // Refuses new requests, lets those in progress finish within config.drain_time, ends what is left. Blocks.

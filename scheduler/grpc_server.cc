@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "conclave/v1/cluster.grpc.pb.h"
-#include "libs/config/address.h"
+#include "libs/base/address.h"
 #include "libs/rpc/convert.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/server_stream.h"
@@ -215,6 +215,7 @@ void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
     out->set_state(rpc::wire_text(member.state, rpc::kMaxNameBytes));
     out->set_kv_blocks_total(member.kv_blocks_total);
     out->set_kv_blocks_used(member.kv_blocks_used);
+    out->set_kv_blocks_cached(member.kv_blocks_cached);
     out->set_sequences(member.sequences);
     out->set_experts_held(member.experts_held);
   }

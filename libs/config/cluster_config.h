@@ -13,6 +13,7 @@
 #include "libs/rpc/client_options.h"
 #include "libs/transport/transport_options.h"
 #include "libs/transport/ucx_settings.h"
+#include "router_service/gateway/admission.h"
 #include "scheduler/core/options.h"
 
 namespace conclave {
@@ -39,16 +40,21 @@ struct RouterConfig {
   std::string http_listen = "127.0.0.1:8000";
   std::string grpc_listen = "127.0.0.1:8001";
   std::string ops_listen = "127.0.0.1:8002";
-  uint32_t max_requests = 1024;           // open at once
-  uint32_t max_connections = 4096;        // HTTP
-  uint64_t max_body_bytes = 16ull << 20;  // of one HTTP request
-  uint32_t max_stream_events = 4096;      // waiting for one slow client before its request is cancelled
+  std::string admin_listen = "127.0.0.1:8003";  // empty: none
+  gateway::AdmissionLimits limits;
+  uint32_t max_connections = 4096;    // HTTP
+  uint32_t max_stream_events = 4096;  // waiting for one slow client before its request is cancelled
   uint32_t http_threads = 2;
   uint32_t template_processes = 2;
   Nanos template_deadline = 2 * kSecond;
   Nanos default_deadline = 600 * kSecond;
   Nanos idle_timeout = 75 * kSecond;
+  Nanos write_timeout = 60 * kSecond;
+  Nanos sse_ping_interval = 15 * kSecond;  // 0: none
   Nanos drain_time = 10 * kSecond;
+  std::string api_keys_file;  // empty: nobody is asked for a key
+  bool trust_without_keys = false;
+  bool access_log = true;
 };
 
 struct AttentionConfig {

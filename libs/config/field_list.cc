@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "libs/config/address.h"
+#include "libs/base/address.h"
 
 namespace conclave {
 namespace {

@@ -43,6 +43,13 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
         "Sequences on one worker at a time.");
   count("steps_in_flight", o.steps_in_flight, 16, "plans",
         "Plans a worker holds: the next is planned while one runs.");
+  f.boolean(
+      "prefix_cache", o.prefix_cache,
+      "Keep pages of prompts and answers, while nobody needs their room, for requests that begin alike.");
+  count("running_cost_tokens", o.running_cost_tokens, 1'000'000, "tokens",
+        "A request goes to the worker on which it has least to compute; each sequence that runs there counts "
+        "as "
+        "so many tokens.");
   f.integer<uint32_t>(
       "lease_ms", o.lease_ms, 20, 600'000, "ms",
       "A member that is silent for so long is suspected and gets no new work; members renew five times "
@@ -87,19 +94,58 @@ void scheduler_fields(FieldList& f, SchedulerConfig& c) {
              "Time between SIGTERM and the end, at most.");
 }
 
+void admission_fields(FieldList& f, gateway::AdmissionLimits& o) {
+  const auto count = [&f](const char* key, uint32_t& member, uint32_t low, uint32_t high, const char* unit,
+                          const char* doc) { f.integer<uint32_t>(key, member, low, high, unit, doc); };
+  f.bytes("max_body_bytes", o.max_body_bytes, 1024, 1ull << 30,
+          "Longest HTTP request body and gRPC message; past it HTTP 413 and RESOURCE_EXHAUSTED.");
+  count("max_header_bytes", o.max_header_bytes, 1024, 1 << 20, "bytes",
+        "Longest HTTP header and gRPC metadata; past it HTTP 431.");
+  count("max_messages", o.max_messages, 1, 1000000, "messages", "Messages of one chat; past it HTTP 400.");
+  count("max_tools", o.max_tools, 0, 1000000, "tools", "Tools of one chat; past it HTTP 400.");
+  count("max_prompts", o.max_prompts, 1, 4096, "prompts", "Prompts of one completion; past it HTTP 400.");
+  count("max_answers", o.max_answers, 1, 4096, "answers",
+        "Prompts times choices of one request; past it HTTP 400.");
+  count("max_choices", o.max_choices, 1, 128, "choices", "Choices of one request (n); past it HTTP 400.");
+  count("max_top_logprobs", o.max_top_logprobs, 0, 1024, "tokens",
+        "Alternatives for each token of the answer or the prompt; past it HTTP 400.");
+  count("max_stop_strings", o.max_stop_strings, 0, 1024, "strings", "Stop strings of one request.");
+  count("max_stop_string_bytes", o.max_stop_string_bytes, 1, 1 << 16, "bytes", "Longest stop string.");
+  count("max_stop_token_ids", o.max_stop_token_ids, 0, 1 << 16, "ids", "Stop token ids of one request.");
+  count("max_name_bytes", o.max_name_bytes, 1, 4096, "bytes", "Longest name that a client gives a request.");
+  count("max_bytes_per_token", o.max_bytes_per_token, 1, 1 << 16, "bytes",
+        "Text with more bytes than this for each token of the context is refused unread.");
+  count("max_requests", o.max_requests, 1, 1000000, "requests",
+        "Requests open at once; past it HTTP 503 and RESOURCE_EXHAUSTED.");
+  count("max_queued_requests", o.max_queued_requests, 1, 1000000, "requests",
+        "Requests that wait for their first token; past it HTTP 503 and RESOURCE_EXHAUSTED.");
+  f.integer<uint64_t>("max_queued_tokens", o.max_queued_tokens, 1, 1ull << 40, "tokens",
+                      "Prompt tokens of those, by their bytes until they are tokenized; past it as above.");
+  count("max_waiting_texts", o.max_waiting_texts, 1, 1000000, "requests",
+        "Requests that wait to be tokenized; past it as above.");
+}
+
 void router_fields(FieldList& f, RouterConfig& c) {
   f.section("router");
   f.address("http_listen", c.http_listen, true, "Address of the OpenAI-compatible HTTP API; empty: none.");
   f.address("grpc_listen", c.grpc_listen, true, "Address of the gRPC API; empty: none.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
-  f.integer<uint32_t>("max_requests", c.max_requests, 1, 1000000, "requests",
-                      "Requests open at once; past it HTTP 503 and RESOURCE_EXHAUSTED.");
+  f.address(
+      "admin_listen", c.admin_listen, true,
+      "HTTP address of the admin routes (docs/http_api.md), which ask for no key: keep it on the loopback "
+      "interface. Empty: none.");
+  f.text(
+      "api_keys_file", c.api_keys_file,
+      "File of hashed API keys (`conclave key` makes lines of it), read again when it changes and on SIGHUP; "
+      "empty: nobody is asked for a key.");
+  f.boolean("trust_without_keys", c.trust_without_keys,
+            "Without api_keys_file: whether callers count as trusted and may set allow_special_tokens.");
+  f.boolean("access_log", c.access_log, "One log line for each request: sizes and times, never text.");
+  admission_fields(f, c.limits);
   f.integer<uint32_t>("max_connections", c.max_connections, 1, 1000000, "connections",
                       "HTTP connections open at once.");
-  f.bytes("max_body_bytes", c.max_body_bytes, 1024, 1ull << 30,
-          "Longest HTTP request body; past it HTTP 413.");
   f.integer<uint32_t>("max_stream_events", c.max_stream_events, 16, 1000000, "events",
-                      "Events waiting for one slow client before its request is cancelled.");
+                      "Tokens waiting for one slow client before its request is cancelled.");
   f.integer<uint32_t>("http_threads", c.http_threads, 1, 256, "threads", "Threads that serve HTTP.");
   f.integer<uint32_t>("template_processes", c.template_processes, 1, 64, "processes",
                       "Child processes that render chat templates.");
@@ -109,6 +155,11 @@ void router_fields(FieldList& f, RouterConfig& c) {
              "Time a request may take where its client set none.");
   f.duration("idle_timeout_s", c.idle_timeout, kSecond, "s", 1, kDayS,
              "An HTTP connection idle for so long is closed.");
+  f.duration("write_timeout_s", c.write_timeout, kSecond, "s", 1, kDayS,
+             "A client that takes no byte of its answer for so long is cut off.");
+  f.duration(
+      "sse_ping_interval_s", c.sse_ping_interval, kSecond, "s", 0, kDayS,
+      "A stream that is silent for so long gets a comment, so that nothing on the way closes it; 0: never.");
   f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
              "Time after SIGTERM in which open requests may finish.");
 }

@@ -39,7 +39,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-Request to_request(beast::http::request<beast::http::string_body>&& message) {
+Request head_of_request(const beast::http::request<beast::http::string_body>& message) {
   Request request;
   const auto method = message.method_string();
   request.method.assign(method.data(), method.size());
@@ -50,6 +50,11 @@ Request to_request(beast::http::request<beast::http::string_body>&& message) {
   for (const auto& field : message)
     request.headers.emplace_back(lower({field.name_string().data(), field.name_string().size()}),
                                  std::string(field.value().data(), field.value().size()));
+  return request;
+}
+
+Request to_request(beast::http::request<beast::http::string_body>&& message) {
+  Request request = head_of_request(message);
   request.body = std::move(message.body());
   return request;
 }
@@ -138,6 +143,7 @@ void Connection::read_header() {
   ++serial_;
   answered_ = complete_ = chunked_ = head_request_ = http_1_0_ = timed_out_ = false;
   request_id_.clear();
+  extra_headers_.clear();
   source_.reset();
   parser_.emplace();
   parser_->header_limit(state_->options.limits.max_header_bytes);
@@ -154,6 +160,17 @@ void Connection::on_header(beast::error_code error) {
   phase_ = State::kReading;
   const auto& head = parser_->get();
   http_1_0_ = head.version() == 10;
+  const std::string_view id(head["x-request-id"].data(), head["x-request-id"].size());
+  request_id_ = usable_id(id) ? std::string(id) : draw_request_id();
+  if (state_->options.head_check) {
+    Request seen = head_of_request(head);
+    seen.id = request_id_;
+    head_request_ = seen.method == "HEAD";
+    if (auto refusal = state_->options.head_check(seen)) {
+      state_->requests.fetch_add(1);
+      return refuse_request(*std::move(refusal));
+    }
+  }
   const auto expect = head[beast::http::field::expect];
   if (!expect.empty() && !parser_->is_done()) {
     if (!beast::iequals(expect, "100-continue")) {
@@ -189,7 +206,10 @@ void Connection::fail_request(beast::error_code error) {
       error.category() != http::make_error_code(http::error::end_of_stream).category())
     return close();  // the client went away between requests, or the socket failed
   state_->malformed.fetch_add(1);
-  if (error == http::error::header_limit || error == http::error::buffer_overflow)
+  const bool large_header = error == http::error::header_limit || error == http::error::buffer_overflow;
+  if (large_header) state_->large_headers.fetch_add(1);
+  if (error == http::error::body_limit) state_->large_bodies.fetch_add(1);
+  if (large_header)
     return error_response(431, "the request header is larger than " +
                                    std::to_string(state_->options.limits.max_header_bytes) + " bytes");
   if (error == http::error::body_limit)
@@ -206,9 +226,7 @@ void Connection::dispatch() {
   keep_alive_ = parser_->get().keep_alive() && !state_->draining.load();
   Request request = to_request(parser_->release());
   head_request_ = request.method == "HEAD";
-  const std::string_view id = request.header("x-request-id");
-  request.id = usable_id(id) ? std::string(id) : draw_request_id();
-  request_id_ = request.id;
+  request.id = request_id_;
   watch();
   auto exchange = std::make_shared<ExchangeImpl>(shared_from_this(), serial_);
   try {
@@ -255,6 +273,7 @@ std::string Connection::head_of(const Response& response, std::optional<size_t> 
   if (length && response.status != 204) add("content-length", std::to_string(*length));
   if (!length && chunked_) add("transfer-encoding", "chunked");
   for (const auto& [name, value] : response.headers) add(name, value);
+  for (const auto& [name, value] : extra_headers_) add(name, value);
   add("x-request-id", request_id_);
   if (!keep_alive_)
     add("connection", "close");
@@ -265,13 +284,22 @@ std::string Connection::head_of(const Response& response, std::optional<size_t> 
 }
 
 void Connection::error_response(int status, std::string_view message) {
+  refuse_request(state_->options.error_body
+                     ? state_->options.error_body(status, message)
+                     : Response{status, "text/plain", {}, std::string(message) + "\n"});
+}
+
+void Connection::refuse_request(Response response) {
   disarm();
   keep_alive_ = false;
   if (request_id_.empty()) request_id_ = draw_request_id();
   phase_ = State::kHandling;
-  respond(serial_, state_->options.error_body
-                       ? state_->options.error_body(status, message)
-                       : Response{status, "text/plain", {}, std::string(message) + "\n"});
+  respond(serial_, std::move(response));
+}
+
+void Connection::add_headers(uint64_t serial, Headers headers) {
+  if (serial != serial_ || phase_ != State::kHandling || answered_) return;
+  for (auto& header : headers) extra_headers_.push_back(std::move(header));
 }
 
 void Connection::respond(uint64_t serial, Response response) {

@@ -35,7 +35,8 @@ struct ServerState {
   HttpServerOptions options;
   Handler handler;
   std::atomic<bool> draining{false};
-  std::atomic<uint64_t> opened{0}, refused{0}, open{0}, requests{0}, malformed{0}, gone{0}, slow{0};
+  std::atomic<uint64_t> opened{0}, refused{0}, open{0}, requests{0}, malformed{0}, gone{0}, slow{0},
+      large_bodies{0}, large_headers{0};
   std::mutex mutex;
   std::set<Connection*> connections;  // guarded by mutex; to reach them at drain and stop
 };
@@ -72,9 +73,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void begin_stream(uint64_t serial, Response head, std::shared_ptr<StreamSource> source);
   void pull(uint64_t serial);
   void set_gone(uint64_t serial, std::function<void()> gone);
+  void add_headers(uint64_t serial, Headers headers);
 
   std::string head_of(const Response& response, std::optional<size_t> length);
   void error_response(int status, std::string_view message);
+  // Answers and closes, whatever of the request was not read.
+  void refuse_request(Response response);
   void send(std::string bytes);
   void write_some();
   void on_written(beast::error_code error, size_t bytes);
@@ -98,6 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State phase_ = State::kIdle;
   uint64_t serial_ = 0;  // of the request in progress
   std::string request_id_;
+  Headers extra_headers_;  // of the response
   bool keep_alive_ = true;
   bool head_request_ = false;
   bool http_1_0_ = false;

@@ -51,6 +51,13 @@ class ExchangeImpl : public Exchange {
     if (connection_->state_->stopped.load()) return;
     asio::post(connection_->socket_.get_executor(), std::move(task));
   }
+  void add_headers(Headers headers) override {
+    if (connection_->state_->stopped.load()) return;
+    asio::dispatch(connection_->socket_.get_executor(),
+                   [c = connection_, s = serial_, h = std::move(headers)]() mutable {
+                     c->add_headers(s, std::move(h));
+                   });
+  }
   void on_client_gone(std::function<void()> gone) override {
     if (connection_->state_->stopped.load()) return;
     asio::dispatch(

@@ -3,11 +3,11 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <charconv>
 #include <future>
 #include <new>
 #include <thread>
 
+#include "libs/base/address.h"
 #include "libs/http/connection.h"
 
 namespace conclave::http {
@@ -41,11 +41,12 @@ class HttpServerImpl : public HttpServer {
   }
 
   Status listen() {
-    ASSIGN_OR_RETURN(const auto host_port, parse_host_port(state_->options.listen, "listen"));
+    const auto host_port = parse_host_port(state_->options.listen);
+    if (!host_port.ok()) return with_field(host_port.status(), "listen");
     const std::string where = "cannot listen on " + state_->options.listen;
     beast::error_code error;
     tcp::resolver resolver(state_->context);
-    const auto found = resolver.resolve(host_port.first, std::to_string(host_port.second),
+    const auto found = resolver.resolve(host_port->host, std::to_string(host_port->port),
                                         tcp::resolver::passive | tcp::resolver::numeric_service, error);
     if (error || found.empty()) return unavailable(where + ": unknown host (" + error.message() + ")");
     const tcp::endpoint endpoint = found.begin()->endpoint();
@@ -78,8 +79,7 @@ class HttpServerImpl : public HttpServer {
   }
 
   std::string address() const override {
-    const std::string host = bound_.address().to_string();
-    return (bound_.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(bound_.port());
+    return HostPort{bound_.address().to_string(), bound_.port()}.text();
   }
   uint16_t port() const override { return bound_.port(); }
 
@@ -92,6 +92,8 @@ class HttpServerImpl : public HttpServer {
     counts.malformed = state_->malformed.load();
     counts.clients_gone = state_->gone.load();
     counts.slow_clients = state_->slow.load();
+    counts.bodies_too_large = state_->large_bodies.load();
+    counts.headers_too_large = state_->large_headers.load();
     return counts;
   }
 
@@ -169,26 +171,6 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerOptions option
   RETURN_IF_ERROR(server->listen());
   server->run();
   return std::unique_ptr<HttpServer>(std::move(server));
-}
-
-StatusOr<std::pair<std::string, uint16_t>> parse_host_port(std::string_view text, std::string_view field) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos)
-    return invalid_field(field, "\"" + std::string(text) + "\" is not host:port");
-  std::string_view host = text.substr(0, colon);
-  const std::string_view digits = text.substr(colon + 1);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  } else if (host.find(':') != std::string_view::npos) {
-    return invalid_field(field, "\"" + std::string(text) + "\": write an IPv6 address as [address]:port");
-  }
-  uint32_t port = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  if (error != std::errc() || end != digits.data() + digits.size() || port > 65535)
-    return invalid_field(field, "\"" + std::string(text) + "\": the port must be 0 to 65535");
-  if (host.empty())
-    return invalid_field(field, "\"" + std::string(text) + "\" has no host; use 0.0.0.0 for all");
-  return std::make_pair(std::string(host), static_cast<uint16_t>(port));
 }
 
 std::string_view reason_phrase(int status) {

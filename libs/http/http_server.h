@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -67,6 +68,8 @@ class Exchange {
   virtual void wake() = 0;
   // Runs `task` on the connection, after what it does now; dropped when the server has stopped.
   virtual void post(std::function<void()> task) = 0;
+  // Adds headers to the response, whatever it will be. Before respond() and stream().
+  virtual void add_headers(Headers headers) = 0;
   // Called once on the connection if the client goes away (or is cut off for reading too slowly) before its
   // response is complete; at once when that already happened. Dropped afterwards.
   virtual void on_client_gone(std::function<void()> gone) = 0;
@@ -74,6 +77,9 @@ class Exchange {
 
 // The request lives until the handler returns; move out of it what is needed later.
 using Handler = std::function<void(Request& request, std::shared_ptr<Exchange> exchange)>;
+// Looks at a request before its body is read; an answer refuses it, and the connection closes after it. On
+// the connection; must not block.
+using HeadCheck = std::function<std::optional<Response>(const Request& head)>;
 // Makes the body of the server's own errors (400, 408, 413, 431, 500, 503).
 using ErrorBody = std::function<Response(int status, std::string_view message)>;
 
@@ -93,6 +99,7 @@ struct HttpServerOptions {
   unsigned threads = 1;
   HttpLimits limits;
   ErrorBody error_body;  // none: text/plain
+  HeadCheck head_check;  // none: every request's body is read
 };
 
 // What the server counted; a snapshot.
@@ -104,6 +111,9 @@ struct HttpCounts {
   uint64_t malformed = 0;     // 400, 408, 413 and 431 of the server itself
   uint64_t clients_gone = 0;  // before their response was complete
   uint64_t slow_clients = 0;  // cut off at write_timeout
+  // Of the malformed ones:
+  uint64_t bodies_too_large = 0;
+  uint64_t headers_too_large = 0;
 };
 
 class HttpServer {
@@ -119,9 +129,6 @@ class HttpServer {
   // Takes no new connection, closes idle ones, and each other one after the response in progress. Any thread.
   virtual void drain() = 0;
 };
-
-// Splits "host:port" (host may be "[v6]"); INVALID_ARGUMENT names `field`.
-StatusOr<std::pair<std::string, uint16_t>> parse_host_port(std::string_view text, std::string_view field);
 
 // The standard phrase for a status code.
 std::string_view reason_phrase(int status);

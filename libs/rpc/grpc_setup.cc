@@ -12,7 +12,7 @@
 #include <cstring>
 #include <limits>
 
-#include "libs/config/address.h"
+#include "libs/base/address.h"
 #include "libs/rpc/convert.h"
 
 namespace conclave::rpc {

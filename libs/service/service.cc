@@ -34,6 +34,7 @@ struct ServiceState {
   std::atomic<bool> stopping{false};
   std::mutex mutex;
   std::function<std::vector<std::string>()> reasons;  // guarded by mutex, called under it
+  std::function<void()> reload;                       // guarded by mutex, called under it
 };
 
 namespace {
@@ -108,6 +109,17 @@ std::shared_ptr<void> Service::ready_unless(std::function<std::vector<std::strin
   });
 }
 
+std::shared_ptr<void> Service::on_hangup(std::function<void()> reload) {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->reload = std::move(reload);
+  }
+  return std::shared_ptr<void>(nullptr, [state = state_](void*) {
+    std::lock_guard lock(state->mutex);
+    state->reload = nullptr;
+  });
+}
+
 Status Service::write_ready_file(bool is_started) const {
   if (ready_file_.empty()) return OkStatus();
   std::string text = "{\"role\":" + json_text(role_) + ",\"name\":" + json_text(name_) +
@@ -135,7 +147,9 @@ void Service::started(const std::vector<std::pair<std::string, std::string>>& ad
   // One field an address, so that scripts can find a chosen port in the log too.
   const auto field = [this](size_t i) { return LogField(addresses_[i].first, addresses_[i].second); };
   const LogField pid("pid", static_cast<int64_t>(getpid()));
-  if (addresses_.size() >= 3) {
+  if (addresses_.size() >= 4) {
+    log_info("listening", {pid, field(0), field(1), field(2), field(3)});
+  } else if (addresses_.size() == 3) {
     log_info("listening", {pid, field(0), field(1), field(2)});
   } else if (addresses_.size() == 2) {
     log_info("listening", {pid, field(0), field(1)});
@@ -148,7 +162,14 @@ void Service::started(const std::vector<std::pair<std::string, std::string>>& ad
 
 void Service::wait_for_stop() {
   int number = 0;
-  while (sigwait(&state_->signals, &number) != 0) {
+  while (sigwait(&state_->signals, &number) != 0 || number == SIGHUP) {
+    if (number != SIGHUP) continue;
+    number = 0;
+    std::lock_guard lock(state_->mutex);
+    if (state_->reload)
+      state_->reload();
+    else
+      log_info("SIGHUP: there is nothing to read again");
   }
   state_->stopping = true;
   log_info("stopping", {{"signal", static_cast<int64_t>(number)}});
@@ -192,6 +213,7 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   sigemptyset(&state->signals);
   sigaddset(&state->signals, SIGTERM);
   sigaddset(&state->signals, SIGINT);
+  sigaddset(&state->signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &state->signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
 

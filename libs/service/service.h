@@ -52,6 +52,9 @@ class Service {
   [[nodiscard]] std::shared_ptr<void> ready_unless(std::function<std::vector<std::string>()> reasons);
   // The service has started and listens on these (name, host:port); goes to the log and the ready file.
   void started(const std::vector<std::pair<std::string, std::string>>& addresses);
+  // What SIGHUP means to this service, until the returned guard is destroyed; without one it is only logged.
+  // Called on the thread that waits for the stop.
+  [[nodiscard]] std::shared_ptr<void> on_hangup(std::function<void()> reload);
   // Returns at SIGTERM or SIGINT. From then on /readyz says that the service is stopping.
   void wait_for_stop();
   // Ends the process, with a log line, when what is left to do takes longer than this. After wait_for_stop().

@@ -15,6 +15,14 @@ namespace conclave::gateway {
 namespace {
 
 constexpr char kCodePayload[] = "conclave.code";
+constexpr uint64_t kBytesPerToken = 4;  // of text, about; what a prompt takes before it is tokenized
+
+uint64_t estimate_tokens(const GenerateRequest& request) {
+  if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) return ids->ids.size();
+  const auto* text = std::get_if<TextPrompt>(&request.prompt);
+  const uint64_t bytes = text ? text->text.size() : std::get<ChatPrompt>(request.prompt).text_bytes;
+  return bytes / kBytesPerToken + 1;
+}
 
 }  // namespace
 
@@ -55,7 +63,7 @@ Gateway::Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& schedul
       scheduler_(scheduler),
       codec_(codec),
       on_end_(std::move(on_end)),
-      pool_(options.text_threads, options.max_waiting_texts) {}
+      pool_(options.text_threads, options.limits.max_waiting_texts) {}
 
 Gateway::~Gateway() {
   begin_drain();
@@ -92,9 +100,38 @@ Status Gateway::accepting() const {
 GatewayCounts Gateway::counts() const {
   GatewayCounts counts;
   counts.waiting_texts = pool_.waiting();
+  counts.queued_requests = queue_.requests();
+  counts.queued_tokens = queue_.tokens();
   std::lock_guard lock(mutex_);
   counts.open = open_.size();
   return counts;
+}
+
+std::vector<OpenRequest> Gateway::open_requests(size_t max) const {
+  std::vector<OpenRequest> out;
+  const TimePoint now = steady_now();
+  {
+    std::lock_guard lock(mutex_);
+    out.reserve(open_.size());
+    for (const auto& [id, open] : open_) {
+      const Generation::Progress progress = open.generation->progress();
+      out.push_back({id, open.origin.request_id, open.origin.tenant, open.origin.route,
+                     now - open.generation->arrived(), progress.accepted, progress.usage});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.age > b.age; });
+  if (out.size() > max) out.resize(max);
+  return out;
+}
+
+void Gateway::note_limit(const Status& refusal) const {
+  if (const auto limit = limit_of(refusal)) limit_counters_.reached(*limit);
+}
+
+Status Gateway::limit_reached(Limit limit, std::string_view what, uint64_t bound) const {
+  limit_counters_.reached(limit);
+  return resource_exhausted(std::string(limit_name(limit)) + " (" + std::to_string(bound) + ") " +
+                            std::string(what) + "; retry later");
 }
 
 StatusOr<SamplingParams> Gateway::check(const GenerateRequest& request) const {
@@ -104,10 +141,10 @@ StatusOr<SamplingParams> Gateway::check(const GenerateRequest& request) const {
                                 "model"),
                      "model_not_found");
   ASSIGN_OR_RETURN(SamplingParams sampling,
-                   make_sampling(request, model_, codec_.vocab_limit(), options_.request));
+                   make_sampling(request, model_, codec_.vocab_limit(), options_.limits));
   // A text that must be too long is refused before it is rendered and tokenized.
   const uint32_t token_bytes =
-      std::max(1u, std::min(codec_.max_token_bytes(), options_.request.max_bytes_per_token));
+      std::max(1u, std::min(codec_.max_token_bytes(), options_.limits.max_bytes_per_token));
   const auto check_bytes = [&](uint64_t bytes, const std::string& field) {
     GenerateRequest named;
     named.prompt_field = field;
@@ -126,6 +163,10 @@ StatusOr<SamplingParams> Gateway::check(const GenerateRequest& request) const {
     RETURN_IF_ERROR(check_bytes(text->text.size(), request.prompt_field));
   } else {
     const auto& chat = std::get<ChatPrompt>(request.prompt);
+    if (chat.request.allow_special_tokens && !request.origin.trusted)
+      return with_field(make_status(StatusCode::kPermissionDenied,
+                                    "allow_special_tokens is for trusted callers only (docs/http_api.md)"),
+                        "allow_special_tokens");
     RETURN_IF_ERROR(
         check_bytes(chat.text_bytes, chat.largest_field.empty() ? request.prompt_field : chat.largest_field));
   }
@@ -153,20 +194,39 @@ Status Gateway::check_prompt_length(const GenerateRequest& request, size_t token
 
 StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
                                                         std::function<void()> on_update) {
-  ASSIGN_OR_RETURN(SamplingParams sampling, check(request));
+  auto sampling = check(request);
+  if (!sampling.ok()) {
+    note_limit(sampling.status());
+    return sampling.status();
+  }
   RETURN_IF_ERROR(accepting());
+  const AdmissionLimits& limits = options_.limits;
+  const uint64_t estimate = estimate_tokens(request);
+  Limit which{};
+  if (!queue_.enter(estimate, limits.max_queued_requests, limits.max_queued_tokens, &which)) {
+    return which == Limit::kQueuedRequests
+               ? limit_reached(which, "requests are waiting", limits.max_queued_requests)
+               : limit_reached(which, "prompt tokens are waiting", limits.max_queued_tokens);
+  }
+  auto place = std::make_shared<QueueMeter::Place>(queue_, estimate);
   const RequestId id{system_random_u64(), system_random_u64()};
-  auto generation = std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
-                                                 [this](const Summary& summary) { ended(summary); });
+  auto generation =
+      std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
+                                   [this, record = request.origin.record](const Summary& summary) {
+                                     if (record) record->ended(summary);
+                                     if (summary.slow_reader) limit_counters_.reached(Limit::kSlowReader);
+                                     ended(summary);
+                                   });
+  generation->hold(place);
   {
     std::lock_guard lock(mutex_);
     if (draining_) return unavailable("the router is shutting down");
-    if (open_.size() >= options_.max_requests)
-      return resource_exhausted("max_requests (" + std::to_string(options_.max_requests) +
-                                ") requests are open; retry later");
-    open_.emplace(id, Open{generation, request.name});
+    if (open_.size() >= limits.max_requests)
+      return limit_reached(Limit::kRequests, "requests are open", limits.max_requests);
+    open_.emplace(id, Open{generation, request.name, request.origin});
   }
-  auto work = std::make_shared<Work>(Work{std::move(request), std::move(sampling), generation});
+  auto work =
+      std::make_shared<Work>(Work{std::move(request), *std::move(sampling), generation, std::move(place)});
   const bool taken = pool_.try_submit([this, work] {
     Status prepared;
     // Memory that one request cannot have is that request's failure, not the router's end.
@@ -175,12 +235,12 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
     } catch (const std::bad_alloc&) {
       prepared = resource_exhausted("there is not enough memory for this request");
     }
+    work->place.reset();
     if (!prepared.ok()) work->generation->refuse(prepared);
   });
   if (!taken) {
     const Status full =
-        resource_exhausted("max_waiting_texts (" + std::to_string(options_.max_waiting_texts) +
-                           ") requests are waiting to be tokenized; retry later");
+        limit_reached(Limit::kWaitingTexts, "requests are waiting to be tokenized", limits.max_waiting_texts);
     generation->cancel(full);
     return full;
   }
@@ -207,6 +267,7 @@ Status Gateway::prepare(Work& work) const {
 
   AcceptedRequest accepted;
   accepted.id = work.generation->id();
+  accepted.tenant = request.origin.tenant;
   accepted.sampling = work.sampling;
   SamplingParams& sampling = accepted.sampling;
   const bool only_prompt = request.echo && request.max_tokens == 0;
@@ -227,6 +288,8 @@ Status Gateway::prepare(Work& work) const {
   accepted.prompt = std::move(encoded->tokens);
   accepted.time_left = deadline - steady_now();  // waiting and tokenizing count too
   if (accepted.time_left <= 0) return late;
+  // The place is the generation's from here on: it may end with the first token, at once.
+  std::exchange(work.place, nullptr)->correct(accepted.prompt.size());
   work.generation->submit(std::move(accepted), std::move(choices), std::move(echoed));
   return OkStatus();
 }
@@ -280,14 +343,15 @@ StatusOr<std::vector<Choice>> Gateway::make_choices(const Work& work, bool start
   return choices;
 }
 
-size_t Gateway::abort(std::string_view id, const Status& cause) {
+size_t Gateway::abort(std::string_view id, std::string_view tenant, const Status& cause) {
   if (id.empty()) return 0;
   const auto wanted = parse_id(id);
   std::vector<std::shared_ptr<Generation>> found;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [open_id, open] : open_)
-      if ((wanted && *wanted == open_id) || open.name == id) found.push_back(open.generation);
+      if (open.origin.tenant == tenant && ((wanted && *wanted == open_id) || open.name == id))
+        found.push_back(open.generation);
   }
   for (const auto& generation : found) generation->abort(cause);
   return found.size();

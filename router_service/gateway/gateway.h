@@ -1,8 +1,8 @@
 // The protocol-neutral front: validates a request, tokenizes it off the I/O threads, submits it, and follows
 // it until it ends. HTTP and gRPC are thin adapters over this.
 //
-// Bounds: open requests and requests waiting for the text threads (beyond: RESOURCE_EXHAUSTED, before any
-// work), the prompt's length, stop strings, and the tokens waiting for a slow client (Generation::Limits).
+// Bounds: AdmissionLimits (those of the queue: RESOURCE_EXHAUSTED, before any work), the prompt's length, and
+// the tokens waiting for a slow client (Generation::Limits).
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,7 @@
 #include "libs/base/status.h"
 #include "libs/model/model_spec.h"
 #include "libs/ports/scheduler_port.h"
+#include "router_service/gateway/admission.h"
 #include "router_service/gateway/generation.h"
 #include "router_service/gateway/request.h"
 #include "router_service/gateway/sampling.h"
@@ -28,10 +29,8 @@
 namespace conclave::gateway {
 
 struct GatewayOptions {
-  uint32_t max_requests = 1024;      // open at once
-  uint32_t max_waiting_texts = 256;  // requests waiting for a text thread
-  unsigned text_threads = 2;         // tokenizing and templates
-  RequestLimits request;
+  AdmissionLimits limits;
+  unsigned text_threads = 2;  // tokenizing and templates
   Nanos default_deadline = 600 * kSecond;
   // A fleet that stops being ready (a process died) is usually back within a second: for so long requests are
   // still taken, and wait in the scheduler's queue. After that they are refused with the reason.
@@ -42,6 +41,19 @@ struct GatewayOptions {
 struct GatewayCounts {
   uint64_t open = 0;
   uint64_t waiting_texts = 0;
+  uint64_t queued_requests = 0;  // without their first token
+  uint64_t queued_tokens = 0;    // of their prompts
+};
+
+// One open request, for people; never its text.
+struct OpenRequest {
+  RequestId id;
+  std::string request_id;
+  std::string tenant;
+  std::string route;
+  Nanos age = 0;
+  bool accepted = false;  // the scheduler has it
+  Usage usage;            // so far
 };
 
 class Gateway {
@@ -64,8 +76,9 @@ class Gateway {
   bool run_on_text_thread(std::function<void()> work) { return pool_.try_submit(std::move(work)); }
 
   // Ends the open requests that are called so: by the id that answers carry ("chatcmpl-" or "cmpl-" before it
-  // or not), or by the client's own name. How many there were.
-  size_t abort(std::string_view id, const Status& cause = cancelled("the request was aborted"));
+  // or not), or by the client's own name. Of this tenant alone. How many there were.
+  size_t abort(std::string_view id, std::string_view tenant = "",
+               const Status& cause = cancelled("the request was aborted"));
 
   // Why the fleet could not serve a request now; OK when it could.
   Status ready() const;
@@ -75,6 +88,11 @@ class Gateway {
   // The longest prompt plus answer, in tokens.
   uint32_t context_length() const;
   GatewayCounts counts() const;
+  const LimitCounters& limits() const { return limit_counters_; }
+  // Counts a refusal by a limit that a protocol adapter found (limit_of).
+  void note_limit(const Status& refusal) const;
+  // The oldest first, at most `max` of them.
+  std::vector<OpenRequest> open_requests(size_t max) const;
 
   // No new requests (UNAVAILABLE). Any thread.
   void begin_drain();
@@ -88,11 +106,13 @@ class Gateway {
   Status accepting() const;
   // What is known of a request before its prompt is tokenized.
   StatusOr<SamplingParams> check(const GenerateRequest& request) const;
+  Status limit_reached(Limit limit, std::string_view what, uint64_t bound) const;
   Status check_prompt_length(const GenerateRequest& request, size_t tokens) const;
   struct Work {
     GenerateRequest request;
     SamplingParams sampling;
     std::shared_ptr<Generation> generation;
+    std::shared_ptr<QueueMeter::Place> place;
   };
   struct Encoded {
     std::vector<TokenId> tokens;
@@ -109,6 +129,8 @@ class Gateway {
   SchedulerPort& scheduler_;
   const TextCodec& codec_;
   const std::function<void(const Summary&)> on_end_;
+  mutable LimitCounters limit_counters_;
+  QueueMeter queue_;
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
@@ -116,6 +138,7 @@ class Gateway {
   struct Open {
     std::shared_ptr<Generation> generation;
     std::string name;
+    Origin origin;
   };
   std::unordered_map<RequestId, Open> open_;
   WorkPool pool_;  // last: its threads use the rest

@@ -110,10 +110,21 @@ void Generation::on_refused(const Status& cause) {
   run(std::move(after));
 }
 
+Generation::Progress Generation::progress() const {
+  std::lock_guard lock(mutex_);
+  return {accepted_, usage()};
+}
+
+void Generation::hold(std::shared_ptr<void> place) {
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kEnded) place_ = std::move(place);
+}
+
 void Generation::on_tokens(const TokenEvent& event) {
   After after;
   {
     std::lock_guard lock(mutex_);
+    after.place = std::move(place_);
     if (state_ == State::kEnded || event.choice >= choices_.size()) return;
     accepted_ = true;
     if (event.finish != FinishReason::kNone) closed_[event.choice] = true;
@@ -137,6 +148,7 @@ void Generation::on_tokens(const TokenEvent& event) {
       end(event.finish == FinishReason::kLength ? FinishReason::kLength : FinishReason::kStop, OkStatus(),
           after);
     } else if (pending_tokens() > limits_.max_pending_tokens) {
+      slow_reader_ = true;
       end(FinishReason::kNone,
           resource_exhausted("the client reads too slowly: more than " +
                              std::to_string(limits_.max_pending_tokens) + " tokens were waiting for it"),
@@ -199,12 +211,14 @@ void Generation::end(FinishReason finish, const Status& error, After& after) {
   after.cancel = state_ == State::kSubmitted;
   cancel_wanted_ = state_ == State::kSubmitting;
   state_ = State::kEnded;
+  if (place_) after.place = std::move(place_);
   error_ = error;
   Summary summary;
   summary.id = id_;
   summary.code = error.code();
   summary.finish = finish;
   summary.accepted = accepted_;
+  summary.slow_reader = slow_reader_;
   summary.usage = usage();
   summary.choices = static_cast<uint32_t>(std::max<size_t>(choices_.size(), 1));
   summary.to_first_token = to_first_token_;
@@ -220,6 +234,7 @@ void Generation::note_update(After& after) {
 }
 
 void Generation::run(After after) {
+  after.place.reset();  // before anybody is told
   if (after.cancel) {
     scheduler_.cancel(id_);
   } else if (after.cancel_choice) {

@@ -39,6 +39,7 @@ struct Summary {
   StatusCode code = StatusCode::kOk;
   FinishReason finish = FinishReason::kNone;  // of the choice that ended last
   bool accepted = false;
+  bool slow_reader = false;  // cut off because its client did not read
   Usage usage;
   uint32_t choices = 1;
   Nanos to_first_token = -1;  // from arrival; negative: there was none
@@ -66,12 +67,19 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   // As the client's own limit: ends it with this cause. Used at shutdown too.
   void abort(const Status& cause);
   bool ended() const;
+  struct Progress {
+    bool accepted = false;
+    Usage usage;
+  };
+  Progress progress() const;
   // The prompt's tokens, once submitted (empty before).
   std::vector<TokenId> prompt() const;
   // The prompt as text, for echo.
   std::string prompt_text() const;
 
   // --- from the gateway ---
+  // Its place in the queue: let go at its first event from the scheduler after the acceptance, or at its end.
+  void hold(std::shared_ptr<void> place);
   // Ends it before it was submitted.
   void refuse(const Status& cause) { abort(cause); }
   // Hands it to the scheduler unless it has ended meanwhile. One choice for each of the request's.
@@ -89,6 +97,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   struct After {
     bool cancel = false;
     std::optional<uint32_t> cancel_choice;
+    std::shared_ptr<void> place;
     std::optional<Summary> summary;
     std::shared_ptr<const std::function<void()>> update;
   };
@@ -109,6 +118,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   std::shared_ptr<const std::function<void()>> on_update_;  // null once nothing is reported any more
   std::function<void(const Summary&)> on_end_;
   State state_ = State::kPreparing;
+  std::shared_ptr<void> place_;
   bool cancel_wanted_ = false;  // ended while the submission was on its way
   bool signalled_ = false;
   std::vector<Choice> choices_;
@@ -120,6 +130,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   std::vector<TokenId> prompt_;
   std::string prompt_text_;
   bool accepted_ = false;
+  bool slow_reader_ = false;
   Nanos to_first_token_ = -1;
 };
 

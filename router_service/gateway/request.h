@@ -26,7 +26,26 @@ struct TokenPrompt {
   std::vector<int64_t> ids;
 };
 
+struct Summary;
+
+// Keeps the account of one request over all its generations; told of each one's end, from any thread.
+class RequestRecord {
+ public:
+  virtual ~RequestRecord() = default;
+  virtual void ended(const Summary& summary) = 0;
+};
+
+// Where a request comes from. The protocol adapters fill it in from their front door.
+struct Origin {
+  std::string request_id;  // the client's word for it, or ours
+  std::string route;
+  std::string tenant;                     // whose key it came with; empty without keys
+  bool trusted = false;                   // may set allow_special_tokens
+  std::shared_ptr<RequestRecord> record;  // may be null
+};
+
 struct GenerateRequest {
+  Origin origin;
   std::string model;  // empty: the served one
   std::variant<TextPrompt, TokenPrompt, ChatPrompt> prompt;
 
@@ -84,6 +103,9 @@ struct Usage {
   uint32_t reasoning_tokens = 0;          // of these
   std::optional<uint32_t> cached_tokens;  // of the prompt; absent when unknown
 };
+
+// The code of a refusal by a tenant's rate limit: HTTP 429, where other bounds give 503.
+inline constexpr char kRateLimitExceeded[] = "rate_limit_exceeded";
 
 // A stable word for programs beside a refusal's message ("context_length_exceeded", "model_not_found"); empty
 // when there is none.

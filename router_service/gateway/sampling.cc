@@ -18,14 +18,17 @@ Status check_range(std::optional<double> value, double low, double high, bool lo
   return OkStatus();
 }
 
-Status check_count(std::optional<int64_t> value, int64_t low, int64_t high, std::string_view field) {
+Status check_count(std::optional<int64_t> value, int64_t low, int64_t high, std::string_view field,
+                   std::optional<Limit> limit = std::nullopt) {
   if (!value || (*value >= low && *value <= high)) return OkStatus();
-  return invalid_field(field, "must be from " + std::to_string(low) + " to " + std::to_string(high));
+  const std::string rule = "must be from " + std::to_string(low) + " to " + std::to_string(high);
+  return limit && *value > high ? over_limit(*limit, field, rule) : invalid_field(field, rule);
 }
 
-Status check_stops(const GenerateRequest& request, const RequestLimits& limits) {
+Status check_stops(const GenerateRequest& request, const AdmissionLimits& limits) {
   if (request.stop.size() > limits.max_stop_strings)
-    return invalid_field("stop", "has more than " + std::to_string(limits.max_stop_strings) + " strings");
+    return over_limit(Limit::kStops, "stop",
+                      "has more than " + std::to_string(limits.max_stop_strings) + " strings");
   for (const std::string& stop : request.stop) {
     if (stop.empty()) return invalid_field("stop", "a stop string must not be empty");
     if (stop.size() > limits.max_stop_string_bytes)
@@ -33,8 +36,8 @@ Status check_stops(const GenerateRequest& request, const RequestLimits& limits) 
           "stop", "a stop string is longer than " + std::to_string(limits.max_stop_string_bytes) + " bytes");
   }
   if (request.stop_token_ids.size() > limits.max_stop_token_ids)
-    return invalid_field("stop_token_ids",
-                         "has more than " + std::to_string(limits.max_stop_token_ids) + " ids");
+    return over_limit(Limit::kStops, "stop_token_ids",
+                      "has more than " + std::to_string(limits.max_stop_token_ids) + " ids");
   return OkStatus();
 }
 
@@ -45,7 +48,7 @@ StatusOr<TokenId> token_in_vocabulary(int64_t id, const ModelSpec& model, std::s
   return static_cast<TokenId>(id);
 }
 
-Status check_plain(const GenerateRequest& request, const RequestLimits& limits) {
+Status check_plain(const GenerateRequest& request, const AdmissionLimits& limits) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   RETURN_IF_ERROR(check_range(request.temperature, 0, 1e6, false, "temperature",
                               "must be between 0 (greedy) and 1000000"));
@@ -60,9 +63,11 @@ Status check_plain(const GenerateRequest& request, const RequestLimits& limits) 
     return invalid_field("min_tokens", "must not be negative");
   if (request.min_tokens && request.max_tokens && *request.min_tokens > *request.max_tokens)
     return invalid_field("min_tokens", "must not be more than " + request.max_tokens_field);
-  RETURN_IF_ERROR(check_count(request.n, 1, std::min(limits.max_choices, kMaxChoices), "n"));
-  RETURN_IF_ERROR(check_count(request.top_logprobs, 0, limits.max_top_logprobs, request.top_logprobs_field));
-  RETURN_IF_ERROR(check_count(request.prompt_logprobs, 0, limits.max_top_logprobs, "prompt_logprobs"));
+  RETURN_IF_ERROR(check_count(request.n, 1, std::min(limits.max_choices, kMaxChoices), "n", Limit::kChoices));
+  RETURN_IF_ERROR(check_count(request.top_logprobs, 0, limits.max_top_logprobs, request.top_logprobs_field,
+                              Limit::kTopLogprobs));
+  RETURN_IF_ERROR(check_count(request.prompt_logprobs, 0, limits.max_top_logprobs, "prompt_logprobs",
+                              Limit::kTopLogprobs));
   RETURN_IF_ERROR(check_count(request.priority, std::numeric_limits<int32_t>::min(), kMost, "priority"));
   if (request.cache_salt.size() > kMaxCacheSaltBytes)
     return invalid_field("cache_salt", "is longer than " + std::to_string(kMaxCacheSaltBytes) + " bytes");
@@ -74,7 +79,7 @@ Status check_plain(const GenerateRequest& request, const RequestLimits& limits) 
 }  // namespace
 
 StatusOr<SamplingParams> make_sampling(const GenerateRequest& request, const ModelSpec& model,
-                                       uint32_t vocab_limit, const RequestLimits& limits) {
+                                       uint32_t vocab_limit, const AdmissionLimits& limits) {
   RETURN_IF_ERROR(check_plain(request, limits));
   SamplingParams out;
   out.temperature =

@@ -10,14 +10,20 @@ Status client_cancelled() { return cancelled("the client cancelled the call"); }
 
 // Starts the request with what is left of the call's deadline.
 template <class State>
-Status start(gateway::Gateway& gateway, const grpc::CallbackServerContext& context,
+Status start(gateway::Gateway& gateway, const grpc::CallbackServerContext& context, const CallEntry& entry,
              StatusOr<GenerationPlan> plan, State& state, std::function<void()> on_update) {
-  RETURN_IF_ERROR(plan.status());
+  RETURN_IF_ERROR(entry.status);
+  if (!plan.ok()) {
+    gateway.note_limit(plan.status());
+    return plan.status();
+  }
+  plan->request.origin = entry.visit->origin(entry.visit);
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
     const auto left =
         std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::system_clock::now());
-    plan->request.time_left = std::max<Nanos>(left.count(), 0);
+    const Nanos time_left = std::max<Nanos>(left.count(), 0);
+    plan->request.time_left = std::min(time_left, plan->request.time_left.value_or(time_left));
   }
   const bool wants_prompt = plan->request.prompt_logprobs.has_value();
   ASSIGN_OR_RETURN(const auto generation, gateway.generate(std::move(plan->request), std::move(on_update)));
@@ -52,14 +58,16 @@ std::optional<Status> UnaryState::advance(grpc::ByteBuffer* response) {
 }
 
 UnaryCall::UnaryCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context, std::string_view method,
-                     StatusOr<GenerationPlan> plan, grpc::ByteBuffer* response, const OnGrpcAnswer& on_answer)
+                     CallEntry entry, StatusOr<GenerationPlan> plan, grpc::ByteBuffer* response,
+                     const OnGrpcAnswer& on_answer)
     : context_(context),
       method_(method),
+      entry_(std::move(entry)),
       response_(response),
       on_answer_(on_answer),
       state_(std::make_shared<UnaryState>()) {
-  const Status started =
-      start(gateway, *context, std::move(plan), *state_, [this, state = state_] { finish_if(this, *state); });
+  const Status started = start(gateway, *context, entry_, std::move(plan), *state_,
+                               [this, state = state_] { finish_if(this, *state); });
   if (!started.ok()) {
     if (state_->give_up()) finish(started);
     return;
@@ -77,8 +85,13 @@ void UnaryCall::finish_if(UnaryCall* self, UnaryState& state) {
   if (const auto end = state.advance(self->response_)) self->finish(*end);
 }
 
-void UnaryCall::finish(const Status& status) {
+void UnaryCall::answered(const Status& status) const {
   on_answer_(method_, static_cast<int>(status.code()));
+  entry_.visit->answered(static_cast<int>(status.code()));
+}
+
+void UnaryCall::finish(const Status& status) {
+  answered(status);
   Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context_));
 }
 
@@ -118,10 +131,15 @@ bool StreamState::give_up() {
 }
 
 StreamCall::StreamCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context,
-                       std::string_view method, StatusOr<GenerationPlan> plan, const OnGrpcAnswer& on_answer)
-    : context_(context), method_(method), on_answer_(on_answer), state_(std::make_shared<StreamState>()) {
-  const Status started =
-      start(gateway, *context, std::move(plan), *state_, [this, state = state_] { advance(this, *state); });
+                       std::string_view method, CallEntry entry, StatusOr<GenerationPlan> plan,
+                       const OnGrpcAnswer& on_answer)
+    : context_(context),
+      method_(method),
+      entry_(std::move(entry)),
+      on_answer_(on_answer),
+      state_(std::make_shared<StreamState>()) {
+  const Status started = start(gateway, *context, entry_, std::move(plan), *state_,
+                               [this, state = state_] { advance(this, *state); });
   if (!started.ok()) {
     if (state_->give_up()) finish(started);
     return;
@@ -147,7 +165,7 @@ void StreamCall::advance(StreamCall* self, StreamState& state) {
   if (!step.write && !step.last) return;
   if (step.write) self->message_ = std::move(message);  // the only write under way, so nobody else uses it
   if (step.write && step.last && step.status.ok()) {
-    self->on_answer_(self->method_, 0);
+    self->answered(OkStatus());
     self->StartWriteAndFinish(&self->message_, grpc::WriteOptions(), grpc::Status::OK);
     return;
   }
@@ -156,8 +174,13 @@ void StreamCall::advance(StreamCall* self, StreamState& state) {
     self->finish(step.status);  // a failure ends the stream with its status, after the text before it
 }
 
-void StreamCall::finish(const Status& status) {
+void StreamCall::answered(const Status& status) const {
   on_answer_(method_, static_cast<int>(status.code()));
+  entry_.visit->answered(static_cast<int>(status.code()));
+}
+
+void StreamCall::finish(const Status& status) {
+  answered(status);
   Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context_));
 }
 

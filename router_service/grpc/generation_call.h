@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "libs/rpc/grpc_setup.h"
+#include "router_service/grpc/call_entry.h"
 #include "router_service/grpc/inference_convert.h"
 
 namespace conclave::router {
@@ -80,16 +81,19 @@ class UnaryState : public CallState {
 class UnaryCall : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context, std::string_view method,
-            StatusOr<GenerationPlan> plan, grpc::ByteBuffer* response, const OnGrpcAnswer& on_answer);
+            CallEntry entry, StatusOr<GenerationPlan> plan, grpc::ByteBuffer* response,
+            const OnGrpcAnswer& on_answer);
   void OnCancel() override;
   void OnDone() override { delete this; }
 
  private:
   static void finish_if(UnaryCall* self, UnaryState& state);
+  void answered(const Status& status) const;
   void finish(const Status& status);
 
   grpc::CallbackServerContext* const context_;
   const std::string method_;
+  const CallEntry entry_;
   grpc::ByteBuffer* const response_;
   const OnGrpcAnswer& on_answer_;
   const std::shared_ptr<UnaryState> state_;
@@ -122,17 +126,19 @@ class StreamState : public CallState {
 class StreamCall : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   StreamCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context, std::string_view method,
-             StatusOr<GenerationPlan> plan, const OnGrpcAnswer& on_answer);
+             CallEntry entry, StatusOr<GenerationPlan> plan, const OnGrpcAnswer& on_answer);
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override { delete this; }
 
  private:
   static void advance(StreamCall* self, StreamState& state);
+  void answered(const Status& status) const;
   void finish(const Status& status);
 
   grpc::CallbackServerContext* const context_;
   const std::string method_;
+  const CallEntry entry_;
   const OnGrpcAnswer& on_answer_;
   const std::shared_ptr<StreamState> state_;
   grpc::ByteBuffer message_;

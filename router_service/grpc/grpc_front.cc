@@ -42,6 +42,13 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   ~GrpcFrontImpl() override { shutdown(0); }
 
   Status listen() {
+    door_ = options_.door;
+    if (door_ == nullptr) {
+      door::FrontDoorOptions open;
+      open.trust_without_keys = true;
+      ASSIGN_OR_RETURN(own_door_, door::FrontDoor::open(std::move(open)));
+      door_ = own_door_.get();
+    }
     static std::once_flag once;  // both are process-wide and must come before the first server
     std::call_once(once, [] {
       grpc::EnableDefaultHealthCheckService(true);
@@ -49,6 +56,7 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     });
     grpc::ServerBuilder builder;
     rpc::configure_server(builder, options_.listen, options_.max_message_bytes, &port_);
+    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(options_.max_metadata_bytes));
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
@@ -84,21 +92,21 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   using Context = grpc::CallbackServerContext;
 
   grpc::ServerUnaryReactor* Generate(Context* context, const Bytes* request, Bytes* response) override {
-    return new UnaryCall(gateway_, context, "Generate",
+    return new UnaryCall(gateway_, context, "Generate", enter(context, "Generate", *request),
                          plan<v1::GenerateRequest>(*request, make_generate_sink), response,
                          options_.on_answer);
   }
   grpc::ServerWriteReactor<Bytes>* GenerateStream(Context* context, const Bytes* request) override {
-    return new StreamCall(gateway_, context, "GenerateStream",
+    return new StreamCall(gateway_, context, "GenerateStream", enter(context, "GenerateStream", *request),
                           plan<v1::GenerateRequest>(*request, make_generate_sink), options_.on_answer);
   }
   grpc::ServerUnaryReactor* Chat(Context* context, const Bytes* request, Bytes* response) override {
-    return new UnaryCall(gateway_, context, "Chat", plan<v1::ChatRequest>(*request, make_chat_sink), response,
-                         options_.on_answer);
+    return new UnaryCall(gateway_, context, "Chat", enter(context, "Chat", *request),
+                         plan<v1::ChatRequest>(*request, make_chat_sink), response, options_.on_answer);
   }
   grpc::ServerWriteReactor<Bytes>* ChatStream(Context* context, const Bytes* request) override {
-    return new StreamCall(gateway_, context, "ChatStream", plan<v1::ChatRequest>(*request, make_chat_sink),
-                          options_.on_answer);
+    return new StreamCall(gateway_, context, "ChatStream", enter(context, "ChatStream", *request),
+                          plan<v1::ChatRequest>(*request, make_chat_sink), options_.on_answer);
   }
 
   grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
@@ -112,21 +120,25 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
         [this](const v1::DetokenizeRequest& in) -> StatusOr<Bytes> { return detokenize(in); });
   }
   grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request, Bytes* response) override {
+    const CallEntry entry = enter(context, "Abort", *request);
     v1::AbortRequest in;
-    Status status = parse_message(*request, &in);
+    Status status = entry.status;
+    if (status.ok()) status = parse_message(*request, &in);
     if (status.ok() && in.id().empty()) status = invalid_field("id", "is required");
     if (status.ok()) {
       v1::AbortResponse out;
-      out.set_aborted(static_cast<uint32_t>(gateway_.abort(in.id())));
+      out.set_aborted(static_cast<uint32_t>(gateway_.abort(in.id(), entry.visit->tenant())));
       *response = to_bytes(out);
     }
-    return finish(context, context->DefaultReactor(), "Abort", status);
+    return finish(context, context->DefaultReactor(), "Abort", entry, status);
   }
   grpc::ServerUnaryReactor* ModelInfo(Context* context, const Bytes* request, Bytes* response) override {
+    const CallEntry entry = enter(context, "ModelInfo", *request);
     v1::ModelInfoRequest in;
-    const Status status = parse_message(*request, &in);
+    Status status = entry.status;
+    if (status.ok()) status = parse_message(*request, &in);
     if (status.ok()) *response = to_bytes(model_info(gateway_));
-    return finish(context, context->DefaultReactor(), "ModelInfo", status);
+    return finish(context, context->DefaultReactor(), "ModelInfo", entry, status);
   }
 
   template <class Message>
@@ -141,10 +153,16 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     return out;
   }
 
+  CallEntry enter(Context* context, std::string_view method, const Bytes& request) const {
+    return enter_call(*door_, context, method, request.Length());
+  }
+
   // `reactor`: the call's default one, which gRPC gives once.
   grpc::ServerUnaryReactor* finish(Context* context, grpc::ServerUnaryReactor* reactor,
-                                   std::string_view method, const Status& status) const {
+                                   std::string_view method, const CallEntry& entry,
+                                   const Status& status) const {
     options_.on_answer(method, static_cast<int>(status.code()));
+    entry.visit->answered(static_cast<int>(status.code()));
     reactor->Finish(status.ok() ? grpc::Status::OK : grpc_error(status, context));
     return reactor;
   }
@@ -155,11 +173,13 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
                                            Bytes* response,
                                            std::function<StatusOr<Bytes>(const Message&)> work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const CallEntry entry = enter(context, method, request);
+    if (!entry.status.ok()) return finish(context, reactor, method, entry, entry.status);
     auto in = std::make_shared<Message>();
     if (const Status status = parse_message(request, in.get()); !status.ok())
-      return finish(context, reactor, method, status);
-    const bool taken =
-        gateway_.run_on_text_thread([this, context, reactor, method, in, response, work = std::move(work)] {
+      return finish(context, reactor, method, entry, status);
+    const bool taken = gateway_.run_on_text_thread(
+        [this, context, reactor, method, entry, in, response, work = std::move(work)] {
           Status status;
           try {
             auto made = work(*in);
@@ -168,10 +188,11 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
           } catch (const std::bad_alloc&) {
             status = resource_exhausted("there is not enough memory for this request");
           }
-          finish(context, reactor, method, status);
+          finish(context, reactor, method, entry, status);
         });
     if (!taken)
-      finish(context, reactor, method, resource_exhausted("too many requests wait to be read; retry later"));
+      finish(context, reactor, method, entry,
+             resource_exhausted("too many requests wait to be read; retry later"));
     return reactor;
   }
 
@@ -218,6 +239,8 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
 
   GrpcFrontOptions options_;
   Gateway& gateway_;
+  std::unique_ptr<door::FrontDoor> own_door_;
+  door::FrontDoor* door_ = nullptr;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
 };

@@ -9,6 +9,7 @@
 
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
+#include "router_service/door/front_door.h"
 #include "router_service/gateway/gateway.h"
 
 namespace conclave::router {
@@ -16,6 +17,8 @@ namespace conclave::router {
 struct GrpcFrontOptions {
   std::string listen = "127.0.0.1:0";
   uint64_t max_message_bytes = 16ull << 20;
+  uint32_t max_metadata_bytes = 32 << 10;
+  door::FrontDoor* door = nullptr;  // outlives the front; null: one of its own, where everybody is trusted
   // Told of every answer: the method ("Generate", "GenerateStream") and its gRPC code. Any thread.
   std::function<void(std::string_view method, int code)> on_answer;
 };

@@ -1,6 +1,8 @@
 #include "router_service/http/http_front.h"
 
+#include <charconv>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "libs/telemetry/log.h"
@@ -14,8 +16,22 @@ namespace conclave::router {
 namespace {
 
 constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
+constexpr size_t kBytesPerToken = 4;     // of a body, about
+constexpr char kTimeoutHeader[] = "x-request-timeout";
+constexpr double kMaxTimeoutSeconds = 7 * 86400;
 
 using gateway::Gateway;
+
+// Seconds, as a decimal number; absent where there is no such header.
+StatusOr<std::optional<Nanos>> parse_timeout(std::string_view text) {
+  if (text.empty()) return std::optional<Nanos>();
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(seconds > 0 && seconds <= kMaxTimeoutSeconds))
+    return invalid_field(kTimeoutHeader, "must be a number of seconds above 0, at most a week");
+  return std::optional<Nanos>(static_cast<Nanos>(seconds * kSecond));
+}
 
 class HttpFrontImpl : public HttpFront {
  public:
@@ -23,6 +39,13 @@ class HttpFrontImpl : public HttpFront {
       : options_(std::move(options)), gateway_(gateway), started_(wall_now_ms() / 1000) {}
 
   Status listen() {
+    door_ = options_.door;
+    if (door_ == nullptr) {
+      door::FrontDoorOptions open;
+      open.trust_without_keys = true;
+      ASSIGN_OR_RETURN(own_door_, door::FrontDoor::open(std::move(open)));
+      door_ = own_door_.get();
+    }
     http::HttpServerOptions server;
     server.listen = options_.listen;
     server.threads = options_.threads;
@@ -30,6 +53,18 @@ class HttpFrontImpl : public HttpFront {
     server.error_body = [this](int status, std::string_view message) {
       count("other", status);
       return http_error(status, message);
+    };
+    // Nobody without a key gets us to read a body.
+    server.head_check = [this](const http::Request& head) -> std::optional<http::Response> {
+      if (head.path == kHealth) return std::nullopt;
+      auto tenant = door_->identify(head.header("authorization"));
+      if (tenant.ok()) return std::nullopt;
+      http::Response refusal = error_response(tenant.status());
+      refusal.headers.emplace_back("www-authenticate", "Bearer");
+      const std::string_view route = route_of(head.path);
+      count(route, refusal.status);
+      door_->enter("http", route, head.id, nullptr)->answered(refusal.status);
+      return refusal;
     };
     auto started = http::HttpServer::start(
         std::move(server), [this](http::Request& request, std::shared_ptr<http::Exchange> exchange) {
@@ -50,55 +85,81 @@ class HttpFrontImpl : public HttpFront {
     if (options_.on_answer) options_.on_answer(route, status);
   }
 
-  void reply(std::string_view route, http::Exchange& exchange, http::Response response) const {
-    count(route, response.status);
-    exchange.respond(std::move(response));
+  // One request on its way: its route, its record, and where its answer goes.
+  struct Call {
+    std::string_view route;  // static
+    std::shared_ptr<door::Visit> visit;
+    std::shared_ptr<http::Exchange> exchange;
+    std::optional<Nanos> timeout;  // x-request-timeout
+  };
+
+  void reply(const Call& call, http::Response response) const {
+    count(call.route, response.status);
+    if (call.visit) call.visit->answered(response.status);
+    call.exchange->respond(std::move(response));
+  }
+
+  static constexpr std::string_view kHealth = "/health";
+  static constexpr std::string_view kCompletions = "/v1/completions";
+  static constexpr std::string_view kChat = "/v1/chat/completions";
+  static constexpr std::string_view kTokenize = "/tokenize";
+  static constexpr std::string_view kDetokenize = "/detokenize";
+  static constexpr std::string_view kModels = "/v1/models";
+  static constexpr std::string_view kOther = "other";
+
+  static std::string_view route_of(std::string_view path) {
+    for (const std::string_view route : {kHealth, kCompletions, kChat, kTokenize, kDetokenize, kModels})
+      if (path == route) return route;
+    return path.starts_with("/v1/models/") && path.size() > kModels.size() + 1 ? kModels : kOther;
   }
 
   void handle(http::Request& request, std::shared_ptr<http::Exchange> exchange) {
     const std::string_view path = request.path;
-    const bool completions = path == "/v1/completions";
-    const bool chat = path == "/v1/chat/completions";
-    constexpr std::string_view kModels = "/v1/models";
-    const bool models =
-        path == kModels || (path.starts_with("/v1/models/") && path.size() > kModels.size() + 1);
-    const bool text = path == "/tokenize" || path == "/detokenize";
-    const std::string_view route = completions || chat || text || path == "/health" ? path
-                                   : models                                         ? kModels
-                                                                                    : "other";
-    if (route == "other")
-      return reply(route, *exchange,
-                   http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
+    const std::string_view route = route_of(path);
+    const bool chat = route == kChat;
+    const bool text = route == kTokenize || route == kDetokenize;
+    Call call{route, nullptr, std::move(exchange), std::nullopt};
+    if (route != kHealth) {  // probes are not worth a line
+      auto tenant = door_->identify(request.header("authorization"));
+      if (!tenant.ok()) return reply(call, error_response(tenant.status()));
+      call.visit = door_->enter("http", route, request.id, *std::move(tenant));
+    }
+    if (route == kOther)
+      return reply(call, http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
 
-    const bool posts = completions || chat || text;
+    const bool posts = route == kCompletions || chat || text;
     const std::string_view allowed = posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
-    if (request.method == "OPTIONS")
-      return reply(route, *exchange, {204, "", {{"allow", std::string(allowed)}}, ""});
+    if (request.method == "OPTIONS") return reply(call, {204, "", {{"allow", std::string(allowed)}}, ""});
     const bool fits = posts ? request.method == "POST" : request.method == "GET" || request.method == "HEAD";
     if (!fits) {
       http::Response refusal = http_error(405, std::string(path) + " takes " + std::string(allowed));
       refusal.headers.emplace_back("allow", allowed);
-      return reply(route, *exchange, std::move(refusal));
+      return reply(call, std::move(refusal));
     }
-    if (path == "/health") return reply(route, *exchange, health());
-    if (models)
+    if (route == kHealth) return reply(call, health());
+    if (route == kModels)
       return reply(
-          route, *exchange,
-          list_models(gateway_, path == kModels ? "" : percent_decoded(path.substr(kModels.size() + 1)),
-                      started_));
-    if (text) return on_text_thread(route, request, std::move(exchange));
+          call, list_models(gateway_, path == kModels ? "" : percent_decoded(path.substr(kModels.size() + 1)),
+                            started_));
 
-    if (request.body.size() <= kLargeBody)
-      return generate(route, std::move(exchange), parse(chat, request.body));
+    // Before any work: what is left of the caller's allowance.
+    const Status allowed_now = call.visit->charge(request.body.size() / kBytesPerToken);
+    if (auto headers = call.visit->headers(); !headers.empty())
+      call.exchange->add_headers(std::move(headers));
+    if (!allowed_now.ok()) return reply(call, error_response(allowed_now));
+    auto timeout = parse_timeout(request.header(kTimeoutHeader));
+    if (!timeout.ok()) return reply(call, error_response(timeout.status()));
+    call.timeout = *timeout;
+    if (text) return on_text_thread(call, request);
+    if (request.body.size() <= kLargeBody) return generate(call, parse(chat, request.body));
     // Parsing a large body takes long enough to hold up other streams of this thread.
     const auto body = std::make_shared<const std::string>(std::move(request.body));
-    const bool taken = gateway_.run_on_text_thread([this, chat, body, exchange, r = std::string(route)] {
+    const bool taken = gateway_.run_on_text_thread([this, chat, body, call] {
       auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse_within_memory(chat, *body));
-      exchange->post([this, r, exchange, parsed] { generate(r, exchange, std::move(*parsed)); });
+      call.exchange->post([this, call, parsed] { generate(call, std::move(*parsed)); });
     });
     if (!taken)
-      reply(route, *exchange,
-            error_response(resource_exhausted("too many requests wait to be read; retry later")));
+      reply(call, error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
   StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) const {
@@ -114,33 +175,38 @@ class HttpFrontImpl : public HttpFront {
     }
   }
 
-  void generate(std::string_view route, std::shared_ptr<http::Exchange> exchange,
-                StatusOr<OpenAiRequest> parsed) {
-    if (!parsed.ok()) return reply(route, *exchange, error_response(parsed.status()));
+  void generate(const Call& call, StatusOr<OpenAiRequest> parsed) {
+    if (!parsed.ok()) {
+      gateway_.note_limit(parsed.status());
+      return reply(call, error_response(parsed.status()));
+    }
     for (const std::string& name : parsed->unknown)
       if (unknown_fields_(name))
         log_warn("requests have a field that nobody here knows; it is ignored", {{"field", name}});
-    answer_openai(std::move(exchange), std::move(*parsed), gateway_,
-                  [this, r = std::string(route)](int status) { count(r, status); });
+    gateway::GenerateRequest& wanted = parsed->generate;
+    wanted.origin = call.visit->origin(call.visit);
+    if (call.timeout) wanted.time_left = std::min(*call.timeout, wanted.time_left.value_or(*call.timeout));
+    answer_openai(call.exchange, *std::move(parsed), gateway_, [this, call](int status) {
+      count(call.route, status);
+      call.visit->answered(status);
+    });
   }
 
   // /tokenize and /detokenize.
-  void on_text_thread(std::string_view route, http::Request& request,
-                      std::shared_ptr<http::Exchange> exchange) {
+  void on_text_thread(const Call& call, http::Request& request) {
     const auto body = std::make_shared<const std::string>(std::move(request.body));
-    const bool taken = gateway_.run_on_text_thread([this, body, exchange, r = std::string(route)] {
+    const bool taken = gateway_.run_on_text_thread([this, body, call] {
       http::Response response;
       try {
-        response =
-            r == "/tokenize" ? tokenize(gateway_, *body, options_.openai) : detokenize(gateway_, *body);
+        response = call.route == kTokenize ? tokenize(gateway_, *body, options_.openai)
+                                           : detokenize(gateway_, *body);
       } catch (const std::bad_alloc&) {
         response = error_response(resource_exhausted("there is not enough memory for this request"));
       }
-      reply(r, *exchange, std::move(response));
+      reply(call, std::move(response));
     });
     if (!taken)
-      reply(route, *exchange,
-            error_response(resource_exhausted("too many requests wait to be read; retry later")));
+      reply(call, error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
   http::Response health() const {
@@ -154,6 +220,8 @@ class HttpFrontImpl : public HttpFront {
   Gateway& gateway_;
   const int64_t started_;
   FirstTime unknown_fields_;
+  std::unique_ptr<door::FrontDoor> own_door_;
+  door::FrontDoor* door_ = nullptr;
   std::unique_ptr<http::HttpServer> server_;
 };
 

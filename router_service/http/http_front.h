@@ -10,6 +10,7 @@
 
 #include "libs/base/status.h"
 #include "libs/http/http_server.h"
+#include "router_service/door/front_door.h"
 #include "router_service/gateway/gateway.h"
 #include "router_service/http/openai_request.h"
 
@@ -19,7 +20,8 @@ struct HttpFrontOptions {
   std::string listen = "127.0.0.1:0";
   unsigned threads = 2;
   http::HttpLimits limits;
-  OpenAiLimits openai;
+  gateway::AdmissionLimits openai;
+  door::FrontDoor* door = nullptr;  // outlives the front; null: one of its own, where everybody is trusted
   // Told of every answer: the route ("/v1/completions", "other" for unknown ones) and its HTTP status. Any
   // thread.
   std::function<void(std::string_view route, int status)> on_answer;

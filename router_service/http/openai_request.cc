@@ -31,7 +31,8 @@ StatusOr<gateway::TokenPrompt> token_prompt(const json::array& items) {
 }
 
 // A string; a list of token ids; a list of strings and lists of ids, each a prompt of its own.
-StatusOr<std::vector<AnyPrompt>> parse_prompts(const JsonFields& fields, const OpenAiLimits& limits) {
+StatusOr<std::vector<AnyPrompt>> parse_prompts(const JsonFields& fields,
+                                               const gateway::AdmissionLimits& limits) {
   const json::value* prompt = fields.find("prompt");
   if (prompt == nullptr) return invalid_field("prompt", "is required");
   std::vector<AnyPrompt> out;
@@ -50,8 +51,9 @@ StatusOr<std::vector<AnyPrompt>> parse_prompts(const JsonFields& fields, const O
     return out;
   }
   if (items.size() > limits.max_prompts)
-    return invalid_field("prompt", "has " + std::to_string(items.size()) + " prompts; at most " +
-                                       std::to_string(limits.max_prompts) + " are taken in one request");
+    return over_limit(gateway::Limit::kPrompts, "prompt",
+                      "has " + std::to_string(items.size()) + " prompts; at most " +
+                          std::to_string(limits.max_prompts) + " are taken in one request");
   for (const json::value& item : items) {
     if (item.is_string()) {
       out.emplace_back(gateway::TextPrompt{to_std(item.get_string())});
@@ -93,7 +95,7 @@ class RawMembers {
   std::vector<text::JsonMember> members_;
 };
 
-Status parse_messages(const JsonFields& fields, const RawMembers& raw, const OpenAiLimits& limits,
+Status parse_messages(const JsonFields& fields, const RawMembers& raw, const gateway::AdmissionLimits& limits,
                       gateway::ChatPrompt& chat) {
   const json::value* messages = fields.find("messages");
   if (messages == nullptr) return invalid_field("messages", "is required");
@@ -102,8 +104,9 @@ Status parse_messages(const JsonFields& fields, const RawMembers& raw, const Ope
   const json::array& list = messages->get_array();
   if (list.empty()) return invalid_field("messages", "must not be empty");
   if (list.size() > limits.max_messages)
-    return invalid_field("messages", "has " + std::to_string(list.size()) + " messages; at most " +
-                                         std::to_string(limits.max_messages) + " are taken");
+    return over_limit(gateway::Limit::kMessages, "messages",
+                      "has " + std::to_string(list.size()) + " messages; at most " +
+                          std::to_string(limits.max_messages) + " are taken");
   uint64_t largest = 0;
   for (size_t i = 0; i < list.size(); ++i) {
     const uint64_t bytes = text_bytes(list[i]);
@@ -124,7 +127,7 @@ Status parse_messages(const JsonFields& fields, const RawMembers& raw, const Ope
 }
 
 // tools and tool_choice. With tool_choice "none" the template does not show the tools, as in vLLM.
-Status parse_tools(const JsonFields& fields, const RawMembers& raw, const OpenAiLimits& limits,
+Status parse_tools(const JsonFields& fields, const RawMembers& raw, const gateway::AdmissionLimits& limits,
                    gateway::ChatPrompt& chat, gateway::GenerateRequest& generate) {
   ASSIGN_OR_RETURN(const auto parallel, fields.boolean("parallel_tool_calls"));
   generate.parallel_tool_calls = parallel.value_or(true);
@@ -148,8 +151,9 @@ Status parse_tools(const JsonFields& fields, const RawMembers& raw, const OpenAi
   }
   if (none_given) return OkStatus();
   if (tools->get_array().size() > limits.max_tools)
-    return invalid_field("tools", "has " + std::to_string(tools->get_array().size()) + " tools; at most " +
-                                      std::to_string(limits.max_tools) + " are taken");
+    return over_limit(gateway::Limit::kTools, "tools",
+                      "has " + std::to_string(tools->get_array().size()) + " tools; at most " +
+                          std::to_string(limits.max_tools) + " are taken");
   const std::string written = raw.get("tools", *tools);
   ASSIGN_OR_RETURN(auto set, text::ToolSet::parse(written));
   if (!use) return OkStatus();
@@ -199,7 +203,7 @@ Status parse_template_fields(const JsonFields& fields, const RawMembers& raw, ga
 
 }  // namespace
 
-StatusOr<OpenAiRequest> parse_completion(std::string_view body, const OpenAiLimits& limits) {
+StatusOr<OpenAiRequest> parse_completion(std::string_view body, const gateway::AdmissionLimits& limits) {
   ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
   const JsonFields fields(object);
   OpenAiRequest out;
@@ -207,9 +211,10 @@ StatusOr<OpenAiRequest> parse_completion(std::string_view body, const OpenAiLimi
   ASSIGN_OR_RETURN(auto prompts, parse_prompts(fields, limits));
   const auto n = static_cast<uint64_t>(std::max<int64_t>(out.generate.n.value_or(1), 1));
   if (n <= limits.max_answers && prompts.size() * n > limits.max_answers)
-    return invalid_field("n", std::to_string(n) + " choices of " + std::to_string(prompts.size()) +
-                                  " prompts are more than " + std::to_string(limits.max_answers) +
-                                  " answers in one request");
+    return over_limit(gateway::Limit::kAnswers, "n",
+                      std::to_string(n) + " choices of " + std::to_string(prompts.size()) +
+                          " prompts are more than " + std::to_string(limits.max_answers) +
+                          " answers in one request");
   std::visit([&](auto& first) { out.generate.prompt = std::move(first); }, prompts.front());
   prompts.erase(prompts.begin());
   out.more_prompts = std::move(prompts);
@@ -217,7 +222,7 @@ StatusOr<OpenAiRequest> parse_completion(std::string_view body, const OpenAiLimi
   return out;
 }
 
-StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body, const OpenAiLimits& limits) {
+StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body, const gateway::AdmissionLimits& limits) {
   ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
   const JsonFields fields(object);
   const RawMembers raw(body);
@@ -240,7 +245,7 @@ StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body, const OpenA
   return out;
 }
 
-StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const OpenAiLimits& limits) {
+StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const gateway::AdmissionLimits& limits) {
   ASSIGN_OR_RETURN(const json::object object, parse_json_object(body));
   const JsonFields fields(object);
   const RawMembers raw(body);

@@ -11,17 +11,10 @@
 #include <vector>
 
 #include "libs/base/status.h"
+#include "router_service/gateway/admission.h"
 #include "router_service/gateway/request.h"
 
 namespace conclave::router {
-
-// What one body may hold. Beyond: INVALID_ARGUMENT that names the field.
-struct OpenAiLimits {
-  uint32_t max_messages = 4096;
-  uint32_t max_tools = 512;
-  uint32_t max_prompts = 64;   // of one completions request
-  uint32_t max_answers = 128;  // prompts times n
-};
 
 // How the answer is written.
 struct AnswerStyle {
@@ -49,15 +42,16 @@ struct OpenAiRequest {
 
 // INVALID_ARGUMENT names the field. Whether values fit the model is the gateway's business, and whether
 // messages fit its template that of whoever renders them.
-StatusOr<OpenAiRequest> parse_completion(std::string_view body, const OpenAiLimits& limits = {});
-StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body, const OpenAiLimits& limits = {});
+StatusOr<OpenAiRequest> parse_completion(std::string_view body, const gateway::AdmissionLimits& limits = {});
+StatusOr<OpenAiRequest> parse_chat_completion(std::string_view body,
+                                              const gateway::AdmissionLimits& limits = {});
 
 struct TokenizeRequest {
   std::string model;  // empty: the served one
   std::variant<gateway::TextPrompt, gateway::ChatPrompt> prompt;
   bool return_token_strs = false;
 };
-StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const OpenAiLimits& limits = {});
+StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const gateway::AdmissionLimits& limits = {});
 
 struct DetokenizeRequest {
   std::string model;

@@ -13,6 +13,9 @@ json::object error_json(int status, std::string_view message, std::string_view p
   json::object error;
   error["message"] = json::string_view(message.data(), message.size());
   error["type"] = status == 404   ? "not_found_error"
+                  : status == 401 ? "authentication_error"
+                  : status == 403 ? "permission_error"
+                  : status == 429 ? "rate_limit_error"
                   : status < 500  ? "invalid_request_error"
                   : status == 503 ? "service_unavailable_error"
                   : status == 504 ? "timeout_error"
@@ -46,7 +49,12 @@ int http_status_of(const Status& status) {
       return 404;
     case StatusCode::kCancelled:
       return 499;
+    case StatusCode::kUnauthenticated:
+      return 401;
+    case StatusCode::kPermissionDenied:
+      return 403;
     case StatusCode::kResourceExhausted:
+      return gateway::code_of(status) == gateway::kRateLimitExceeded ? 429 : 503;
     case StatusCode::kUnavailable:
       return 503;
     case StatusCode::kDeadlineExceeded:

@@ -41,7 +41,8 @@ int hex_digit(char c) {
 
 }  // namespace
 
-http::Response tokenize(const gateway::Gateway& gateway, std::string_view body, const OpenAiLimits& limits) {
+http::Response tokenize(const gateway::Gateway& gateway, std::string_view body,
+                        const gateway::AdmissionLimits& limits) {
   const auto request = parse_tokenize(body, limits);
   if (!request.ok()) return error_response(request.status());
   if (!request->model.empty() && request->model != gateway.model().name)

@@ -12,7 +12,8 @@
 namespace conclave::router {
 
 // Both may take milliseconds: on a text thread.
-http::Response tokenize(const gateway::Gateway& gateway, std::string_view body, const OpenAiLimits& limits);
+http::Response tokenize(const gateway::Gateway& gateway, std::string_view body,
+                        const gateway::AdmissionLimits& limits);
 http::Response detokenize(const gateway::Gateway& gateway, std::string_view body);
 
 // All models (`wanted` empty) or one; `created` in seconds since 1970.

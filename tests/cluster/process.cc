@@ -18,8 +18,8 @@
 #include <string_view>
 #include <utility>
 
+#include "libs/base/address.h"
 #include "libs/base/check.h"
-#include "libs/config/address.h"
 
 extern char** environ;
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "libs/config/address.h"
+#include "libs/base/address.h"
 #include "libs/config/field_list.h"
 #include "libs/config/load.h"
 #include "libs/config/schema.h"

@@ -20,7 +20,7 @@ bool try_http_body(std::string_view body, bool chat) {
   const gateway::GenerateRequest& request = parsed->generate;
   CONCLAVE_CHECK(parsed->style.chat == chat);
   CONCLAVE_CHECK(parsed->style.stream || !parsed->style.include_usage);
-  CONCLAVE_CHECK(parsed->more_prompts.size() < router::OpenAiLimits().max_prompts);
+  CONCLAVE_CHECK(parsed->more_prompts.size() < gateway::AdmissionLimits().max_prompts);
   CONCLAVE_CHECK(parsed->unknown.size() <= router::OpenAiRequest::kMaxUnknown);
   CONCLAVE_CHECK(std::holds_alternative<gateway::ChatPrompt>(request.prompt) == chat);
   if (const auto* text = std::get_if<gateway::TextPrompt>(&request.prompt))

@@ -352,7 +352,7 @@ TEST_F(GatewayTest, ADeadlineThatHasPassedIsNotSubmitted) {
 
 TEST_F(GatewayTest, OpenRequestsAreBounded) {
   GatewayOptions options;
-  options.max_requests = 2;
+  options.limits.max_requests = 2;
   Gateway small(options, fake_model(), scheduler, text);
   Client a(small), b(small);
   const AcceptedRequest first = begin(a, text_request("a"));

@@ -231,7 +231,7 @@ TEST(HttpRobustness, ConnectionsAreBounded) {
 
 TEST(HttpRobustness, OpenRequestsAreBounded) {
   gateway::GatewayOptions options;
-  options.max_requests = 2;
+  options.limits.max_requests = 2;
   Server server(std::chrono::milliseconds(5), {}, options);
   RawClient a(server.port), b(server.port);
   const std::string body =

@@ -18,6 +18,7 @@
 
 #include "libs/base/random.h"
 #include "libs/checkpoint/make.h"
+#include "tests/router/key_dir.h"
 #include "tests/router/raw_http.h"
 
 extern char** environ;
@@ -117,7 +118,8 @@ class RouterProcess : public ::testing::Test {
     return path;
   }
   static std::string ports(const std::string& http = "127.0.0.1:0", const std::string& ops = "127.0.0.1:0") {
-    return "  http_listen: " + http + "\n  grpc_listen: 127.0.0.1:0\n  ops_listen: " + ops +
+    return "  http_listen: " + http +
+           "\n  grpc_listen: 127.0.0.1:0\n  admin_listen: 127.0.0.1:0\n  ops_listen: " + ops +
            "\n  drain_time_s: 2\n";
   }
 
@@ -171,6 +173,32 @@ TEST_F(RouterProcess, UnreadyWithTheReasonWhileTheSchedulerIsMissingAndEndsClean
     EXPECT_FALSE(error) << process.printed.substr(at, end - at);
     at = end + 1;
   }
+}
+
+TEST_F(RouterProcess, SighupReadsTheKeysAgainAndARequestIsALogLine) {
+  const testing::KeyDir keys;
+  keys.write(format_key_line(testing::line_of("ck-alice", "alice")));
+  Process process({"--config", config(ports() + "  api_keys_file: " + keys.path() + "\n")});
+  ASSERT_TRUE(process.wait_for("\"listening\"") && process.wait_for("}\n")) << process.printed;
+  const uint16_t http = port_of(logged(process.printed, "http"));
+  const auto status = [&](const std::string& key, const std::string& id) {
+    return http_call(http, "GET", "/v1/models", "",
+                     "authorization: Bearer " + key + "\r\nx-request-id: " + id + "\r\n")
+        .status;
+  };
+  EXPECT_EQ(status("ck-alice", "first"), 200);
+  ASSERT_TRUE(process.wait_for("\"request_id\":\"first\"")) << process.printed;
+  // In place, with the old file's time: nothing to see from outside, and the signal reads it all the same.
+  const auto before = std::filesystem::last_write_time(keys.path());
+  std::ofstream(keys.path()) << format_key_line(testing::line_of("ck-bobby", "alice"));
+  std::filesystem::last_write_time(keys.path(), before);
+  process.signal(SIGHUP);
+  ASSERT_TRUE(process.wait_for("API keys read again")) << process.printed;
+  EXPECT_EQ(status("ck-alice", "second"), 401);
+  EXPECT_EQ(status("ck-bobby", "third"), 200);
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait_exit(), 0) << process.printed;
+  EXPECT_THAT(process.printed, ::testing::Not(HasSubstr("ck-")));
 }
 
 TEST_F(RouterProcess, MistakesAreReadableLinesAndANonZeroExit) {

@@ -163,7 +163,7 @@ TEST(RouterServer, PortsInUseAreOneLineAndDrainEndsCleanly) {
   TinyRouter& router = **started;
   RouterConfig same;
   same.http_listen = router.server->http_address();
-  same.grpc_listen = "127.0.0.1:0";
+  same.grpc_listen = same.admin_listen = "127.0.0.1:0";
   const auto taken = router::RouterServer::start(same, router.cluster->spec(), router.cluster->port(),
                                                  *router.text, nullptr);
   ASSERT_FALSE(taken.ok());

@@ -30,7 +30,7 @@ class TinyRouter {
     if (!report.ok()) return report.status();
     ASSIGN_OR_RETURN(made->cluster, LocalCluster::load(make.out, {}));
     RETURN_IF_ERROR(made->cluster->wait_ready());
-    config.http_listen = config.grpc_listen = "127.0.0.1:0";
+    config.http_listen = config.grpc_listen = config.admin_listen = "127.0.0.1:0";
     ASSIGN_OR_RETURN(made->text, router::load_model_text(make.out, config));
     ASSIGN_OR_RETURN(made->server,
                      router::RouterServer::start(config, made->cluster->spec(), made->cluster->port(),

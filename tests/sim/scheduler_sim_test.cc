@@ -51,6 +51,8 @@ TEST(SchedulerSim, HoldsItsRulesUnderFaults) {
                            "members_suspected",
                            "peer_troubles",
                            "placements_published",
+                           "prompt_tokens_cached",
+                           "kv_evictions",
                            "requests_abandoned",
                            "requests_accepted",
                            "requests_cancelled",
@@ -122,6 +124,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "other sequences"},
         Planted{"ReplayForgetsTokens", [](SimConfig& c) { c.faults.replay_prompt_only = true; },
                 "told tokens again"},
+        Planted{"WrongPageShared", [](SimConfig& c) { c.faults.share_by_tokens = true; },
+                "holds another prefix"},
         Planted{"EndedTwice", [](SimConfig& c) { c.faults.end_twice = true; }, "after its end"},
         Planted{"TokenEventLost", [](SimConfig& c) { c.lose_a_token_event = true; }, "got index"}),
     [](const auto& test) { return std::string(test.param.name); });

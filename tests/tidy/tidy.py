@@ -27,7 +27,7 @@ ALLOWED = {
     "libs/http": BASE,
     "libs/telemetry": BASE + ["libs/http"],
     "libs/config": PORTS + ["libs/rpc/client_options.h", "libs/transport", "libs/runtime", "scheduler/core", "attention_service/core", "expert_service/core", "router_service"],
-    "libs/rpc": PORTS + ["libs/config/address.h", "libs/telemetry", "libs/runtime", "conclave/v1"],
+    "libs/rpc": PORTS + ["libs/telemetry", "libs/runtime", "conclave/v1"],
     "libs/service": ALL_LIBS,
     "libs/local_cluster": ["libs", "scheduler", "attention_service/core", "expert_service/core"],
     "scheduler/core": MODEL,

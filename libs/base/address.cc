@@ -1,4 +1,4 @@
-#include "libs/config/address.h"
+#include "libs/base/address.h"
 
 namespace conclave {
 namespace {
