@@ -42,6 +42,7 @@ void print_json(const v1::StatusReply& reply) {
                        {"state", m.state()},
                        {"kv_blocks_total", m.kv_blocks_total()},
                        {"kv_blocks_used", m.kv_blocks_used()},
+                       {"kv_blocks_cached", m.kv_blocks_cached()},
                        {"sequences", m.sequences()},
                        {"experts_held", m.experts_held()}});
   }

@@ -213,6 +213,7 @@ void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
     out->set_state(rpc::wire_text(member.state, rpc::kMaxNameBytes));
     out->set_kv_blocks_total(member.kv_blocks_total);
     out->set_kv_blocks_used(member.kv_blocks_used);
+    out->set_kv_blocks_cached(member.kv_blocks_cached);
     out->set_sequences(member.sequences);
     out->set_experts_held(member.experts_held);
   }

@@ -59,6 +59,10 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
                seconds(m.step_compute_ns));
   sink.counter("conclave_scheduler_step_expert_wait_seconds_total",
                "Time of retired steps spent waiting for experts", seconds(m.step_expert_wait_ns));
+  counter("conclave_scheduler_admitted_tokens_total", "Known tokens of sequences when they started",
+          m.prompt_tokens_admitted);
+  counter("conclave_scheduler_cached_tokens_total", "Known tokens that were in the prefix cache",
+          m.prompt_tokens_cached);
   const auto gauge = [&sink](const char* name, const char* help, uint64_t value) {
     sink.gauge(name, help, number(value));
   };
@@ -74,7 +78,10 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   };
   blocks("total", m.kv_blocks_total);
   blocks("used", m.kv_blocks_used);
+  blocks("cached", m.kv_blocks_cached);
   blocks("reserved", m.kv_blocks_reserved);
+  gauge("conclave_scheduler_kv_evictions", "Cached pages given up for room, of the workers of now",
+        m.kv_evictions);
 }
 
 void export_metrics(const GrpcServerMetrics& m, MetricSink& sink) {

@@ -36,7 +36,10 @@ Status SequenceTable::start(const SequenceStart& start) {
 
 Status SequenceTable::extend(Sequence& sequence, const PlanSlice& slice) const {
   if (slice.count == 0) return invalid_field("plan.slices.count", "0");
-  if (slice.start != sequence.computed) {
+  // The first slice may begin after whole pages that the sequence shares with others.
+  const bool shares = sequence.computed == 0 && sequence.blocks.empty() && slice.start % kBlockTokens == 0 &&
+                      slice.start / kBlockTokens <= slice.new_blocks.size();
+  if (slice.start != sequence.computed && !shares) {
     return invalid_field("plan.slices.start", "position " + std::to_string(slice.start) + " while " +
                                                   std::to_string(sequence.computed) + " are computed");
   }

@@ -38,7 +38,9 @@ class SequenceTable {
   // Null when unknown. Pointers stay valid until the sequence ends: a running step holds shared ownership.
   std::shared_ptr<Sequence> find(SeqId id) const;
 
-  // Checks a slice against what the sequence has, appends its blocks and advances `computed`.
+  // Checks a slice against what the sequence has, appends its blocks and advances `computed`. The first slice
+  // of a sequence may begin at a page border past 0: the pages before it were computed for other sequences
+  // with the same tokens.
   Status extend(Sequence& sequence, const PlanSlice& slice) const;
 
  private:

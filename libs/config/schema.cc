@@ -39,6 +39,13 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
         "Sequences on one worker at a time.");
   count("steps_in_flight", o.steps_in_flight, 16, "plans",
         "Plans a worker holds: the next is planned while one runs.");
+  f.boolean(
+      "prefix_cache", o.prefix_cache,
+      "Keep pages of prompts and answers, while nobody needs their room, for requests that begin alike.");
+  count("running_cost_tokens", o.running_cost_tokens, 1'000'000, "tokens",
+        "A request goes to the worker on which it has least to compute; each sequence that runs there counts "
+        "as "
+        "so many tokens.");
   f.integer<uint32_t>(
       "lease_ms", o.lease_ms, 20, 600'000, "ms",
       "A member that is silent for so long is suspected and gets no new work; members renew five times "

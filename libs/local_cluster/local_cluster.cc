@@ -171,17 +171,15 @@ StatusOr<Completion> LocalCluster::complete(AcceptedRequest request, Nanos limit
 
 void LocalCluster::keep_logits(RequestId request, uint32_t position, std::span<const float> row) {
   std::lock_guard lock(logits_mutex_);
-  std::vector<float>& all = logits_[request];
-  const size_t begin = position * row.size();
-  if (all.size() < begin + row.size()) all.resize(begin + row.size());
-  std::copy(row.begin(), row.end(), all.begin() + static_cast<std::ptrdiff_t>(begin));
+  logits_[request][position].assign(row.begin(), row.end());
 }
 
 std::vector<float> LocalCluster::take_logits(RequestId request) {
   std::lock_guard lock(logits_mutex_);
   const auto it = logits_.find(request);
   if (it == logits_.end()) return {};
-  std::vector<float> all = std::move(it->second);
+  std::vector<float> all;
+  for (const auto& [position, row] : it->second) all.insert(all.end(), row.begin(), row.end());
   logits_.erase(it);
   return all;
 }
@@ -201,6 +199,7 @@ StatusOr<std::vector<float>> LocalCluster::logits(const std::vector<TokenId>& to
   AcceptedRequest request = make_request(tokens, 1);
   request.time_left = limit;
   const RequestId id = request.id;
+  request.cache_salt = std::to_string(id.hi) + ":" + std::to_string(id.lo);  // every position is computed
   StatusOr<Completion> done = complete(std::move(request), limit);
   std::vector<float> all = take_logits(id);
   if (!done.ok()) return done.status();

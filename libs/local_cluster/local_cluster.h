@@ -75,7 +75,8 @@ class LocalCluster {
   // Every position's logits of `tokens` (1 .. context - 1 of them), tokens x vocab_size, computed by the way
   // any request goes. Needs all_logits.
   StatusOr<std::vector<float>> logits(const std::vector<TokenId>& tokens, Nanos limit = 600 * kSecond);
-  // With all_logits: logits of a request, until they are taken or the cluster ends.
+  // With all_logits: logits of a request, in order of the positions that were computed for it (those in the
+  // prefix cache were not), until they are taken or the cluster ends.
   std::vector<float> take_logits(RequestId request);
 
   // Dies at once, with what it was computing. Index in the order of starting.
@@ -107,7 +108,7 @@ class LocalCluster {
   std::vector<std::unique_ptr<LocalMember>> shards_;
   std::vector<std::unique_ptr<LocalMember>> workers_;
   std::mutex logits_mutex_;
-  std::map<RequestId, std::vector<float>> logits_;  // guarded
+  std::map<RequestId, std::map<uint32_t, std::vector<float>>> logits_;  // by position; guarded
 };
 
 // Fills in what a request needs to be valid, for callers that have only a prompt: a random id, greedy

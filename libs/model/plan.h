@@ -29,7 +29,8 @@ struct SequenceStart {
 // Positions [start, start + count) of a sequence. Tokens below the sequence's known length are fed from its
 // history (prefill); a decode slice has count 1 and start == the position of its newest token, which the
 // worker itself may have sampled in a step the scheduler has not heard of yet. Blocks arrive in order,
-// appended to the sequence's table.
+// appended to the sequence's table. The first slice of a sequence may begin after whole pages that it shares
+// with other sequences of this worker: its new_blocks then begin with those, which are only read.
 struct PlanSlice {
   SeqId seq;
   uint32_t start = 0;

@@ -70,6 +70,11 @@ FinishReason finish_of_delivered(const Request& request) {
   return count >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
+// Requests share pages only within a tenant and a salt. Lengths keep the parts apart.
+std::string prefix_salt(const AcceptedRequest& request) {
+  return std::to_string(request.tenant.size()) + ":" + request.tenant + request.cache_salt;
+}
+
 }  // namespace
 
 SchedulerCore::SchedulerCore(const SchedulerOptions& options, PlantedFaults faults)
@@ -228,6 +233,27 @@ void SchedulerCore::handle(Cancel& event, TimePoint) {
   }
 }
 
+std::pair<const Incarnation, WorkerPlanner>* SchedulerCore::choose_worker(std::span<const TokenId> known,
+                                                                          uint32_t max_positions,
+                                                                          const PrefixUse& prefix,
+                                                                          const std::set<Incarnation>& held) {
+  std::pair<const Incarnation, WorkerPlanner>* best = nullptr;
+  uint64_t best_cost = 0;
+  for (auto& entry : workers_) {
+    const WorkerPlanner& worker = entry.second;
+    if (held.contains(entry.first)) continue;
+    const std::optional<uint32_t> cached = worker.fit(known, max_positions, prefix);
+    if (!cached) continue;
+    const uint64_t cost = known.size() - *cached + uint64_t{worker.running()} * options_.running_cost_tokens;
+    if (best == nullptr || cost < best_cost ||
+        (cost == best_cost && worker.pool().available() > best->second.pool().available())) {
+      best = &entry;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
 void SchedulerCore::admit() {
   if (workers_.empty() || !placement_.active_complete()) return;
   // First come, first served, per worker: who cannot start now keeps the workers it could run on from all
@@ -247,17 +273,15 @@ void SchedulerCore::admit() {
         continue;
       }
     }
-    const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
-    std::pair<const Incarnation, WorkerPlanner>* best = nullptr;
-    for (auto& entry : workers_) {
-      const WorkerPlanner& worker = entry.second;
-      if (held.contains(entry.first) || !worker.has_room(blocks)) continue;
-      if (best == nullptr || worker.running() < best->second.running() ||
-          (worker.running() == best->second.running() &&
-           worker.pool().available() > best->second.pool().available())) {
-        best = &entry;
-      }
+    std::vector<TokenId> known = request.accepted.prompt;
+    if (faults_.replay_prompt_only) {
+      request.generated.clear();
     }
+    known.insert(known.end(), request.generated.begin(), request.generated.end());
+    const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
+    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted),
+                           !request.accepted.sampling.prompt_logprobs};
+    const auto best = choose_worker(known, request.max_positions(), prefix, held);
     if (best == nullptr) {
       for (const auto& [incarnation, worker] : workers_) {
         if (worker.pool().total() >= blocks) held.insert(incarnation);
@@ -267,15 +291,12 @@ void SchedulerCore::admit() {
     SequenceStart start;
     start.seq = SeqId(next_seq_++);
     start.request = request.id();
-    start.tokens = request.accepted.prompt;
+    start.tokens = std::move(known);
     start.prompt_tokens = request.prompt_tokens();
     start.sampling = request.accepted.sampling;
-    if (faults_.replay_prompt_only) {
-      request.generated.clear();
-    }
-    start.tokens.insert(start.tokens.end(), request.generated.begin(), request.generated.end());
     requests_.set_running(request, best->first, start.seq);
-    best->second.admit(std::move(start), request.max_positions());
+    counters_.prompt_tokens_admitted += start.tokens.size();
+    counters_.prompt_tokens_cached += best->second.admit(std::move(start), request.max_positions(), prefix);
   }
 }
 

@@ -8,6 +8,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
+#include <utility>
 
 #include "libs/model/plan.h"
 #include "scheduler/core/events.h"
@@ -63,6 +66,11 @@ class SchedulerCore {
   Status check_capacity(const AcceptedRequest& request) const;
   void reattach(Request& request, Submit& event);
   void admit();
+  // The worker with room on which the request costs least: tokens to compute, and what those that run there
+  // take of it. Null: none.
+  std::pair<const Incarnation, WorkerPlanner>* choose_worker(std::span<const TokenId> known,
+                                                             uint32_t max_positions, const PrefixUse& prefix,
+                                                             const std::set<Incarnation>& held);
   void end_request(Request& request, FinishReason reason, std::string error);
   // Sends what the gateway has not seen; forgets a request whose end was sent: the reference may dangle
   // afterwards.

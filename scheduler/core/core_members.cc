@@ -69,6 +69,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   limits.sequences = std::min(options_.max_batch_sequences, limits.step_tokens);
   limits.steps_in_flight = options_.steps_in_flight;
   limits.vocab_size = info.vocab_size;
+  limits.prefix_cache = options_.prefix_cache;
   workers_.try_emplace(info.incarnation, info.kv_blocks, limits, faults_);
   largest_pool_ = std::max(largest_pool_, info.kv_blocks);
   if (placement_.active().epoch()) emit(SendMember{session, PlacementUpdate{placement_.active()}});
@@ -251,6 +252,7 @@ StatusSnapshot SchedulerCore::status() const {
     if (const auto it = workers_.find(member.hello.incarnation); it != workers_.end()) {
       entry.kv_blocks_total = it->second.pool().total();
       entry.kv_blocks_used = it->second.pool().used();
+      entry.kv_blocks_cached = it->second.pool().cached();
       entry.sequences = it->second.running();
     } else {
       const int index = active.find_shard(member.hello.incarnation);
@@ -284,6 +286,8 @@ SchedulerMetrics SchedulerCore::metrics() const {
   for (const auto& [incarnation, worker] : workers_) {
     metrics.kv_blocks_total += worker.pool().total();
     metrics.kv_blocks_used += worker.pool().used();
+    metrics.kv_blocks_cached += worker.pool().cached();
+    metrics.kv_evictions += worker.pool().evictions();
     metrics.kv_blocks_reserved += worker.pool().promised();
   }
   return metrics;

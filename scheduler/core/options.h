@@ -24,6 +24,11 @@ struct SchedulerOptions {
   uint32_t max_batch_sequences = 128;   // of one worker at a time
   uint32_t steps_in_flight = 2;         // plans a worker holds: step N+1 is planned while step N runs
 
+  // Pages of prompts and answers are kept while nobody needs their room, for requests that begin alike.
+  bool prefix_cache = true;
+  // Where a request goes: each sequence that runs on a worker counts as so many tokens yet to compute.
+  uint32_t running_cost_tokens = 64;
+
   // Membership. A member not heard for lease_ms is suspect (no new work), for dead_after_ms dead; a shard
   // about which a worker complains is dead after the shorter time. A shard that keeps its lease but fails
   // workers max_peer_troubles times within peer_trouble_window_ms is dead too: its data plane is.

@@ -9,6 +9,8 @@ struct PlantedFaults {
   bool short_chunk = false;         // a prefill chunk after the first starts one position late
   bool forget_lost_worker = false;  // sequences of a lost worker are not replayed
   bool replay_prompt_only = false;  // replay forgets the tokens generated so far
+  bool share_any_salt = false;      // pages are shared across salts and tenants
+  bool share_by_tokens = false;     // a shareable page is known by its own tokens, not by its prefix
   bool end_twice = false;           // a cancelled request gets its last event twice
 };
 

@@ -17,6 +17,7 @@ struct MemberSnapshot {
   std::string state;  // joining | ready | suspect
   uint32_t kv_blocks_total = 0;
   uint32_t kv_blocks_used = 0;
+  uint32_t kv_blocks_cached = 0;
   uint32_t sequences = 0;
   uint32_t experts_held = 0;  // (layer, expert) pairs the active placement gives it
 };
@@ -47,6 +48,8 @@ struct SchedulerMetrics {
   uint64_t sequences_replayed = 0;  // moved to another worker
   uint64_t steps_planned = 0;
   uint64_t steps_retired = 0;
+  uint64_t prompt_tokens_admitted = 0;  // known tokens of sequences when they started
+  uint64_t prompt_tokens_cached = 0;    // of which needed no computing
   uint64_t prefill_tokens = 0;
   uint64_t decode_slices = 0;
   uint64_t tokens_sampled = 0;
@@ -69,8 +72,10 @@ struct SchedulerMetrics {
   uint32_t workers = 0;
   uint32_t shards = 0;
   uint32_t gateways = 0;
+  uint64_t kv_evictions = 0;  // cached pages given up by the workers of now
   uint64_t kv_blocks_total = 0;
   uint64_t kv_blocks_used = 0;
+  uint64_t kv_blocks_cached = 0;    // kept for requests that begin alike; given up when room is needed
   uint64_t kv_blocks_reserved = 0;  // promised to running sequences, not yet given
 };
 

@@ -17,20 +17,42 @@ uint32_t WorkerPlanner::blocks_for(uint64_t positions) {
   return static_cast<uint32_t>((positions + kBlockTokens - 1) / kBlockTokens);
 }
 
-void WorkerPlanner::admit(SequenceStart start, uint32_t max_positions) {
-  const uint32_t blocks = blocks_for(max_positions);
-  CONCLAVE_CHECK(running_.size() < limits_.sequences);
+std::vector<BlockId> WorkerPlanner::shareable_prefix(std::span<const TokenId> known,
+                                                     const PrefixUse& prefix) const {
+  if (!limits_.prefix_cache || !prefix.lookup || known.empty()) return {};
+  return pool_.match(prefix.salt, known.first(known.size() - 1));
+}
+
+std::optional<uint32_t> WorkerPlanner::fit(std::span<const TokenId> known, uint32_t max_positions,
+                                           const PrefixUse& prefix) const {
+  if (running_.size() >= limits_.sequences) return std::nullopt;
+  const std::vector<BlockId> shared = shareable_prefix(known, prefix);
+  const uint64_t needed = blocks_for(max_positions) - shared.size() + pool_.cached_among(shared);
+  if (needed > pool_.available()) return std::nullopt;
+  return static_cast<uint32_t>(shared.size()) * kBlockTokens;
+}
+
+uint32_t WorkerPlanner::admit(SequenceStart start, uint32_t max_positions, PrefixUse prefix) {
   CONCLAVE_CHECK(!start.tokens.empty() && start.tokens.size() < max_positions);
-  CONCLAVE_CHECK(pool_.promise(blocks));
-  const SeqId id = start.seq;
+  CONCLAVE_CHECK(running_.size() < limits_.sequences);
   Sequence seq;
+  seq.blocks = shareable_prefix(start.tokens, prefix);
+  seq.shared = static_cast<uint32_t>(seq.blocks.size());
+  seq.promised = blocks_for(max_positions) - seq.shared;
+  CONCLAVE_CHECK(pool_.admit(seq.blocks, seq.promised));
+  const SeqId id = start.seq;
+  const uint32_t cached = seq.shared * kBlockTokens;
   seq.known = static_cast<uint32_t>(start.tokens.size());
   seq.max_positions = max_positions;
   seq.next_sample = seq.known;
-  seq.promised = blocks;
+  seq.planned = cached;
+  seq.tokens = start.tokens;
+  seq.salt = std::move(prefix.salt);
+  seq.own_pages = !limits_.prefix_cache;
   seq.start = std::move(start);
   CONCLAVE_CHECK(sequences_.emplace(id, std::move(seq)).second);
   running_.push_back(id);
+  return cached;
 }
 
 void WorkerPlanner::end(SeqId id) {
@@ -42,7 +64,7 @@ void WorkerPlanner::end(SeqId id) {
   pool_.give_up_promise(seq.promised);
   seq.promised = 0;
   if (!seq.introduced) {  // no plan names it: nothing to wait for
-    CONCLAVE_CHECK(seq.blocks.empty());
+    pool_.release(seq.blocks);
     sequences_.erase(it);
     return;
   }
@@ -63,6 +85,7 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
     --slice.count;
   }
   const uint32_t end = seq.planned + count;
+  if (!seq.introduced) slice.new_blocks = seq.blocks;  // shared pages: the slice begins after them
   while (seq.blocks.size() < blocks_for(end)) {
     CONCLAVE_CHECK(seq.promised > 0);
     --seq.promised;
@@ -72,6 +95,7 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
   slice.sample = end >= seq.known;
   if (slice.sample) step.samples.push_back(id);
   seq.planned = end;
+  step.slices.push_back({id, end});
   if (!seq.introduced) {
     seq.introduced = true;
     plan.starts.push_back(*std::move(seq.start));
@@ -168,6 +192,13 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
   in_flight_.pop_front();
   owing_since_ = now;
   StepOutcome outcome;
+  // What the step computed may be shared, unless its rows failed or were masked because their sequence ended.
+  std::set<SeqId> failed;
+  for (const StepResult::Failure& failure : result.failures) failed.insert(failure.seq);
+  for (const Granted& slice : step.slices) {
+    Sequence& seq = sequences_.at(slice.seq);
+    if (!seq.ended && !failed.contains(slice.seq)) publish(seq, slice.end);
+  }
   for (const SampledToken& token : result.sampled) {
     Sequence& seq = sequences_.at(token.seq);
     if (seq.ended) {
@@ -175,6 +206,7 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
       continue;
     }
     seq.next_sample = token.position + 1;
+    seq.tokens.push_back(token.token);
     outcome.sampled.push_back(token);
     // Nothing beyond this position was granted, so this is the end whether or not the worker counted the
     // same.
@@ -192,6 +224,21 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
   return outcome;
 }
 
+void WorkerPlanner::publish(Sequence& seq, uint32_t computed) {
+  while (!seq.own_pages && (seq.shared + 1) * kBlockTokens <= computed) {
+    CONCLAVE_CHECK(computed <= seq.tokens.size());
+    KvCache::PageTokens page;
+    std::copy_n(seq.tokens.begin() + seq.shared * kBlockTokens, kBlockTokens, page.begin());
+    std::optional<BlockId> parent;
+    if (seq.shared > 0 && !faults_.share_by_tokens) parent = seq.blocks[seq.shared - 1];
+    if (pool_.publish(seq.blocks[seq.shared], parent, seq.salt, page)) {
+      ++seq.shared;
+    } else {
+      seq.own_pages = true;
+    }
+  }
+}
+
 void WorkerPlanner::retire(SeqId id) {
   const auto it = sequences_.find(id);
   CONCLAVE_CHECK(it != sequences_.end() && it->second.ended);
@@ -205,13 +252,16 @@ Status WorkerPlanner::audit() const {
   uint64_t used = 0;
   uint64_t promised = 0;
   uint32_t live = 0;
-  std::set<BlockId> owned;
+  std::set<BlockId> owned, shared;
   for (const auto& [id, seq] : sequences_) {
     const std::string name = "sequence " + std::to_string(id.value);
-    used += seq.blocks.size();
     promised += seq.promised;
-    for (const BlockId block : seq.blocks) {
-      if (!owned.insert(block).second) return internal_error(name + " shares block " + std::to_string(block));
+    for (size_t i = 0; i < seq.blocks.size(); ++i) {
+      const BlockId block = seq.blocks[i];
+      const bool twice =
+          i < seq.shared ? owned.contains(block) : shared.contains(block) || owned.contains(block);
+      if (twice) return internal_error(name + " shares block " + std::to_string(block));
+      if ((i < seq.shared ? shared : owned).insert(block).second) ++used;
     }
     if (seq.ended) continue;
     ++live;
@@ -225,8 +275,8 @@ Status WorkerPlanner::audit() const {
     return internal_error("sequences own " + std::to_string(used) + " blocks, the pool counts " +
                           std::to_string(pool_.used()));
   }
+  RETURN_IF_ERROR(pool_.audit());
   if (promised != pool_.promised()) return internal_error("promises differ from the pool's count");
-  if (pool_.promised() > pool_.free()) return internal_error("more blocks are promised than free");
   if (live != running_.size()) return internal_error("running list differs from the live sequences");
   if (in_flight_.size() > limits_.steps_in_flight) return internal_error("too many steps in flight");
   if (running_.size() > limits_.sequences) return internal_error("too many running sequences");

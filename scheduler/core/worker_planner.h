@@ -1,11 +1,13 @@
 // The sequences and pages of one worker, and the plans made for it. Step N+1 is planned while step N runs, so
 // a decode slice is granted before its token is known here; pages return when the plan that ends their
-// sequence was reported.
+// sequence was reported. A full page becomes shareable when the step that filled it was reported; a sequence
+// begins after the pages that it shares, and computes at least its last known token itself.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,7 +15,7 @@
 #include "libs/base/ids.h"
 #include "libs/base/status.h"
 #include "libs/model/plan.h"
-#include "scheduler/core/kv_pool.h"
+#include "scheduler/core/kv_cache.h"
 #include "scheduler/core/options.h"
 #include "scheduler/core/planted_faults.h"
 
@@ -25,6 +27,13 @@ struct WorkerLimits {
   uint32_t sequences = 0;     // running at a time; <= step_tokens, so every decode fits in every step
   uint32_t steps_in_flight = 0;
   uint32_t vocab_size = 0;  // 0: unknown
+  bool prefix_cache = true;
+};
+
+// Whose pages a sequence may share.
+struct PrefixUse {
+  std::string salt;
+  bool lookup = true;  // false: computes its whole prompt (prompt log-probabilities need every position)
 };
 
 // What a valid StepResult means for requests: only of sequences that have not ended here.
@@ -46,12 +55,14 @@ class WorkerPlanner {
   // Pages a sequence of that many positions needs at worst.
   static uint32_t blocks_for(uint64_t positions);
 
-  bool has_room(uint32_t blocks) const {
-    return running_.size() < limits_.sequences && blocks <= pool_.available();
-  }
+  // How many known tokens would need no computing here; nothing when there is no slot or too few pages for
+  // max_positions.
+  std::optional<uint32_t> fit(std::span<const TokenId> known, uint32_t max_positions,
+                              const PrefixUse& prefix) const;
   // Takes a sequence in: `start.tokens` are known, further ones are sampled until there are max_positions in
-  // all. Promises all its pages at once, so that what runs never runs out. CHECKs has_room.
-  void admit(SequenceStart start, uint32_t max_positions);
+  // all. Promises all its pages at once, so that what runs never runs out. Returns how many tokens were
+  // cached. CHECKs that it fits.
+  uint32_t admit(SequenceStart start, uint32_t max_positions, PrefixUse prefix = {});
   // No further slices; the worker is told with its next plan. Unknown or already ended: nothing happens.
   void end(SeqId seq);
 
@@ -67,7 +78,7 @@ class WorkerPlanner {
   // The time in which it could not have finished does not count.
   void forgive(TimePoint now) { owing_since_ = now; }
 
-  const KvPool& pool() const { return pool_; }
+  const KvCache& pool() const { return pool_; }
   // Sequences that get slices.
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
@@ -85,22 +96,34 @@ class WorkerPlanner {
     uint32_t next_sample = 0;  // position of the next token to be reported
     uint32_t promised = 0;     // pages still to come
     std::vector<BlockId> blocks;
+    std::vector<TokenId> tokens;  // known, then reported
+    std::string salt;
+    uint32_t shared = 0;      // leading blocks that are shareable
+    bool own_pages = false;   // a page met its equal: it and what follows are not shared
     bool introduced = false;  // some plan has named it
     bool ended = false;
   };
+  struct Granted {
+    SeqId seq;
+    uint32_t end = 0;  // positions below it are computed when the step was reported
+  };
   struct Step {
     StepId id;
+    std::vector<Granted> slices;
     std::vector<SeqId> samples;  // one token expected of each
     std::vector<SeqId> ends;
   };
 
   Status check_result(const StepResult& result) const;
   void add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& seq, uint32_t count);
+  std::vector<BlockId> shareable_prefix(std::span<const TokenId> known, const PrefixUse& prefix) const;
+  // Makes the full pages below `computed` shareable.
+  void publish(Sequence& seq, uint32_t computed);
   void retire(SeqId id);
 
   const WorkerLimits limits_;
   const PlantedFaults faults_;
-  KvPool pool_;
+  KvCache pool_;
   std::map<SeqId, Sequence> sequences_;
   std::vector<SeqId> running_;  // in order of admission
   std::vector<SeqId> pending_ends_;

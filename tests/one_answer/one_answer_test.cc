@@ -19,12 +19,15 @@ struct Way {
   size_t at_once = 1;
   kernels::Isa isa = kernels::Isa::kScalar;
   uint32_t workers = 1;
+  bool prefix_cache = true;
+  int passes = 1;  // over all requests: from the second on, all but the last page is in the prefix cache
 
   std::string name() const {
     return std::to_string(shards) + " shards, " + std::to_string(threads) + " threads, chunk " +
            std::to_string(chunk) + ", " + std::to_string(micro_batches) + " micro-batches, " +
            std::to_string(at_once) + " at once, " + std::string(kernels::isa_name(isa)) + ", " +
-           std::to_string(workers) + " workers";
+           std::to_string(workers) + " workers" + (prefix_cache ? ", prefix cache" : "") + ", " +
+           std::to_string(passes) + " passes";
   }
 };
 
@@ -38,6 +41,7 @@ std::vector<Answer> run(const RandomModel& model, Precision precision, const Way
   options.workers = way.workers;
   options.all_logits = true;
   options.scheduler.prefill_chunk_tokens = way.chunk;
+  options.scheduler.prefix_cache = way.prefix_cache;
   options.worker.micro_batches = way.micro_batches;
   options.worker.micro_batch_min_rows = 2;
   auto cluster = LocalCluster::start(testing::local(model), options);
@@ -45,13 +49,22 @@ std::vector<Answer> run(const RandomModel& model, Precision precision, const Way
   if (!cluster.ok()) return {};
   const Status ready = (*cluster)->wait_ready();
   EXPECT_TRUE(ready.ok()) << ready;
-  return testing::answers(**cluster, requests, way.at_once);
+  std::vector<Answer> got = testing::answers(**cluster, requests, way.at_once);
+  for (int pass = 1; pass < way.passes; ++pass) {
+    std::vector<AcceptedRequest> again = requests;
+    for (AcceptedRequest& r : again) r.id.hi += static_cast<uint64_t>(pass);
+    const std::vector<Answer> cached = testing::answers(**cluster, again, way.at_once);
+    testing::expect_same(got, cached);
+    EXPECT_LT(cached.at(3).logits.size(), got.at(3).logits.size()) << "nothing was cached";
+    got = cached;
+  }
+  return got;
 }
 
 void check_all_ways(WeightDtype dtype, Precision precision, const Geometry& geometry) {
   const RandomModel model(dtype, 42, geometry);
   const auto requests = testing::mixed_requests(model.spec, testing::kSanitized ? 4 : 16, 5);
-  const std::vector<Answer> want = run(model, precision, Way{}, requests);
+  const std::vector<Answer> want = run(model, precision, Way{.prefix_cache = false}, requests);
   ASSERT_EQ(want.size(), requests.size());
   // The answers must be worth comparing: not all the same, not constant.
   EXPECT_NE(want[0].tokens, want[2].tokens);
@@ -69,6 +82,7 @@ void check_all_ways(WeightDtype dtype, Precision precision, const Geometry& geom
   ways.push_back({2, 1, 7, 1, 5, best});
   ways.push_back({5, 1, 64, 4, 16, best});
   ways.push_back({3, 2, 512, 2, 8, best, 2});
+  ways.push_back({2, 1, 24, 1, 4, best, 1, true, 2});
   for (const Way& way : ways) {
     SCOPED_TRACE(way.name());
     testing::expect_same(want, run(model, precision, way, requests));

@@ -248,20 +248,5 @@ TEST(Batching, LogProbabilitiesComeWithTheirTokens) {
   }
 }
 
-TEST(KvPool, CountsExactly) {
-  KvPool pool(4);
-  EXPECT_TRUE(pool.promise(3));
-  EXPECT_FALSE(pool.promise(2));
-  const std::vector<BlockId> taken = {pool.take(), pool.take()};
-  EXPECT_EQ(pool.free() + pool.used(), pool.total());
-  EXPECT_EQ(pool.used(), 2u);
-  EXPECT_EQ(pool.promised(), 1u);
-  EXPECT_EQ(pool.available(), 1u);
-  pool.release(taken);
-  pool.give_up_promise(1);
-  EXPECT_EQ(pool.available(), 4u);
-  EXPECT_DEATH(pool.release(taken), "CHECK");
-}
-
 }  // namespace
 }  // namespace conclave::scheduler

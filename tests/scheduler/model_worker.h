@@ -1,9 +1,12 @@
-// A worker without a model: it obeys plans exactly, holds them to their contract (order, positions, who owns
-// which page) and samples from an oracle, so every token is known beforehand.
+// A worker without a model: it obeys plans exactly, holds them to their contract (order, positions, who uses
+// and who writes which page, that a page it did not write for this sequence holds what it would have written)
+// and samples from an oracle, so every token is known beforehand.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,7 +48,7 @@ inline std::vector<TokenId> oracle_answer(const std::vector<TokenId>& prompt,
 
 class ModelWorker {
  public:
-  explicit ModelWorker(uint32_t kv_blocks) : owner_(kv_blocks) {}
+  explicit ModelWorker(uint32_t kv_blocks) : pages_(kv_blocks) {}
 
   // Executes the plan. The first breach of the plan contract is kept in breach().
   StepResult run(const BatchPlan& plan) {
@@ -73,7 +76,7 @@ class ModelWorker {
     }
     for (const PlanSlice& slice : plan.slices) run_slice(slice, result, forgotten);
     for (const SeqId id : forgotten) {
-      for (const BlockId block : sequences_.at(id).blocks) owner_[block] = SeqId();
+      for (const BlockId block : sequences_.at(id).blocks) pages_[block].users.erase(id);
       sequences_.erase(id);
     }
     return result;
@@ -83,10 +86,15 @@ class ModelWorker {
   size_t sequences() const { return sequences_.size(); }
   uint32_t owned_blocks() const {
     return static_cast<uint32_t>(
-        std::count_if(owner_.begin(), owner_.end(), [](SeqId s) { return bool(s); }));
+        std::count_if(pages_.begin(), pages_.end(), [](const Page& page) { return !page.users.empty(); }));
   }
 
  private:
+  struct Page {
+    std::set<SeqId> users;
+    // What each position holds: as a real page, a function of all tokens up to it.
+    std::array<uint64_t, kBlockTokens> content{};
+  };
   struct Sequence {
     std::vector<TokenId> history;
     uint32_t prompt_tokens = 0;
@@ -107,14 +115,19 @@ class ModelWorker {
       return breach("a slice of a sequence that ends in the same plan");
     }
     Sequence& seq = it->second;
+    if (seq.blocks.empty() && seq.computed == 0) {
+      if (slice.start % kBlockTokens != 0) return breach("a sequence begins within a page");
+      seq.computed = slice.start;
+    }
     for (const BlockId block : slice.new_blocks) {
-      if (block >= owner_.size()) return breach("block " + std::to_string(block) + " does not exist");
-      if (owner_[block]) {
+      if (block >= pages_.size()) return breach("block " + std::to_string(block) + " does not exist");
+      const bool shared = seq.blocks.size() < slice.start / kBlockTokens;
+      if (!pages_[block].users.empty() && !shared) {
         return breach("block " + std::to_string(block) + " of sequence " +
-                      std::to_string(owner_[block].value) + " is given to " +
+                      std::to_string(pages_[block].users.begin()->value) + " is given to " +
                       std::to_string(slice.seq.value));
       }
-      owner_[block] = slice.seq;
+      pages_[block].users.insert(slice.seq);
       seq.blocks.push_back(block);
     }
     if (seq.finished) return;  // planned before the end was known
@@ -125,6 +138,20 @@ class ModelWorker {
     if (seq.blocks.size() != (end + kBlockTokens - 1) / kBlockTokens)
       return breach("a slice has the wrong blocks");
     if (slice.sample != (end == seq.history.size())) return breach("a slice samples at the wrong place");
+    uint64_t content = seq.prompt_tokens > 0 ? 1 : 0;
+    for (uint32_t position = 0; position < end; ++position) {
+      content = internal::mix64(content ^ (seq.history[position] + 0x9e3779b97f4a7c15ull));
+      Page& page = pages_[seq.blocks[position / kBlockTokens]];
+      uint64_t& there = page.content[position % kBlockTokens];
+      if (position < slice.start) {
+        if (there != content)
+          return breach("position " + std::to_string(position) + " of sequence " +
+                        std::to_string(slice.seq.value) + " holds another prefix");
+        continue;
+      }
+      if (page.users.size() > 1) return breach("a slice writes into a page that others read");
+      there = content;
+    }
     seq.computed = end;
     if (!slice.sample) return;
     SampledToken sampled;
@@ -139,7 +166,7 @@ class ModelWorker {
   }
 
   std::map<SeqId, Sequence> sequences_;
-  std::vector<SeqId> owner_;
+  std::vector<Page> pages_;
   uint64_t last_step_ = 0;
   std::string breach_;
 };

@@ -21,6 +21,8 @@ SchedulerSim::SchedulerSim(const SimConfig& config) : config_(config), random_(c
   options_.placement_ready_timeout_ms = 2500;
   options_.gateway_grace_ms = 400;
   options_.max_fenced_incarnations = 8;
+  // Whoever loses the last result of a worker learns of it only so.
+  if (config.lose_a_step_result) options_.step_timeout_ms = 20'000;
 }
 
 SchedulerSim::~SchedulerSim() = default;
@@ -141,6 +143,8 @@ void SchedulerSim::absorb_metrics() {
   count("requests_deadline", m.requests_deadline);
   count("sequences_replayed", m.sequences_replayed);
   count("tokens_discarded", m.tokens_discarded);
+  count("prompt_tokens_cached", m.prompt_tokens_cached);
+  count("kv_evictions", m.kv_evictions);
   count("members_refused", m.members_refused);
   count("members_lost", m.members_lost);
   count("members_suspected", m.members_suspected);

@@ -112,6 +112,8 @@ class SchedulerSim {
   uint64_t next_session_ = 1;
   uint64_t next_incarnation_ = 1;
   uint64_t next_request_ = 1;
+  std::vector<std::vector<TokenId>>
+      said_;  // some past prompts with their answers: what conversations go on from
   std::map<SessionId, Session> sessions_;
   std::deque<Node> nodes_;
   std::deque<Gateway> gateways_;

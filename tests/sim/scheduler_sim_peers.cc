@@ -194,7 +194,21 @@ void SchedulerSim::submit_new(Gateway& gateway) {
   AcceptedRequest& r = client.request;
   r.id = RequestId{config_.seed, next_request_++};
   const uint64_t prompt = static_cast<uint64_t>(between(0, 100)) < 2 ? 0 : 1 + random_.below(60);
+  if (prompt > 0 &&
+      random_.chance(0.6)) {  // a few documents in any order: equal pages under unequal prefixes
+    for (uint64_t pages = random_.below(4); pages > 0; --pages) {
+      SplitMix64 document(random_.below(3));
+      for (uint32_t i = 0; i < kBlockTokens; ++i)
+        r.prompt.push_back(static_cast<TokenId>(document.below(kOracleVocab)));
+    }
+  }
+  if (prompt > 0 && !said_.empty() && random_.chance(0.2)) {
+    const std::vector<TokenId>& said = said_[random_.below(said_.size())];
+    r.prompt.insert(r.prompt.end(), said.begin(), said.end());
+  }
   for (uint64_t i = 0; i < prompt; ++i) r.prompt.push_back(static_cast<TokenId>(random_.below(kOracleVocab)));
+  if (random_.chance(0.2)) r.cache_salt = "salt";
+  if (random_.chance(0.1)) r.tenant = "other";
   r.sampling.max_tokens = static_cast<uint32_t>(1 + random_.below(40));
   r.sampling.seed = random_.next();
   r.sampling.min_tokens = static_cast<uint32_t>(random_.below(3));
@@ -203,6 +217,12 @@ void SchedulerSim::submit_new(Gateway& gateway) {
   r.time_left = random_.chance(0.2) ? between(0, kSecond) : between(5 * kSecond, 30 * kSecond);
   client.deadline = now_ + r.time_left;
   client.answer = oracle_answer(r.prompt, r.sampling);
+  constexpr size_t kSaid = 6, kLongestSaid = 64;
+  if (r.prompt.size() + client.answer.size() <= kLongestSaid) {
+    if (said_.size() == kSaid) said_.erase(said_.begin());
+    said_.push_back(r.prompt);
+    said_.back().insert(said_.back().end(), client.answer.begin(), client.answer.end());
+  }
   Client& kept = gateway.clients.emplace(r.id, std::move(client)).first->second;
   send_submit(gateway, kept);
   if (!random_.chance(0.15)) return;

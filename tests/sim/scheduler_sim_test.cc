@@ -42,16 +42,37 @@ TEST(SchedulerSim, HoldsItsRulesUnderFaults) {
   std::printf("%llu seeds, %llu events: %s\n", static_cast<unsigned long long>(last - first + 1),
               static_cast<unsigned long long>(events), counts.c_str());
   if (only != 0) return;
-  for (
-      const char* what :
-      {"client ended",          "client refused",           "gateway dropped",          "hung",
-       "members_lost",          "members_refused",          "members_suspected",        "peer_troubles",
-       "placements_published",  "requests_abandoned",       "requests_accepted",        "requests_cancelled",
-       "requests_deadline",     "requests_finished_length", "requests_finished_stop",   "requests_reattached",
-       "requests_refused_full", "requests_refused_invalid", "requests_refused_unready", "resubmitted",
-       "scheduler restarted",   "scheduler stalled",        "sequences_replayed",       "shard crashed",
-       "silent crash",          "stalls_forgiven",          "tokens_discarded",         "welcomed",
-       "worker crashed"}) {
+  for (const char* what : {"client ended",
+                           "client refused",
+                           "gateway dropped",
+                           "hung",
+                           "members_lost",
+                           "members_refused",
+                           "members_suspected",
+                           "peer_troubles",
+                           "placements_published",
+                           "prompt_tokens_cached",
+                           "kv_evictions",
+                           "requests_abandoned",
+                           "requests_accepted",
+                           "requests_cancelled",
+                           "requests_deadline",
+                           "requests_finished_length",
+                           "requests_finished_stop",
+                           "requests_reattached",
+                           "requests_refused_full",
+                           "requests_refused_invalid",
+                           "requests_refused_unready",
+                           "resubmitted",
+                           "scheduler restarted",
+                           "scheduler stalled",
+                           "sequences_replayed",
+                           "shard crashed",
+                           "silent crash",
+                           "stalls_forgiven",
+                           "tokens_discarded",
+                           "welcomed",
+                           "worker crashed"}) {
     EXPECT_GT(coverage[what], 0u) << what << " never happened";
   }
 }
@@ -99,6 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "other sequences"},
         Planted{"ReplayForgetsTokens", [](SimConfig& c) { c.faults.replay_prompt_only = true; },
                 "told tokens again"},
+        Planted{"WrongPageShared", [](SimConfig& c) { c.faults.share_by_tokens = true; },
+                "holds another prefix"},
         Planted{"EndedTwice", [](SimConfig& c) { c.faults.end_twice = true; }, "after its end"},
         Planted{"TokenEventLost", [](SimConfig& c) { c.lose_a_token_event = true; }, "got index"}),
     [](const auto& test) { return std::string(test.param.name); });
