@@ -13,6 +13,7 @@
 #include "libs/rpc/grpc_setup.h"
 #include "router_service/grpc/generation_call.h"
 #include "router_service/grpc/inference_convert.h"
+#include "router_service/task_count.h"
 
 namespace conclave::router {
 namespace {
@@ -39,7 +40,10 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
       : options_(std::move(options)), gateway_(gateway) {
     if (!options_.on_answer) options_.on_answer = [](std::string_view, int) {};
   }
-  ~GrpcFrontImpl() override { shutdown(0); }
+  ~GrpcFrontImpl() override {
+    shutdown(0);
+    tasks_.wait();
+  }
 
   Status listen() {
     door_ = options_.door;
@@ -179,7 +183,7 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     if (const Status status = parse_message(request, in.get()); !status.ok())
       return finish(context, reactor, method, entry, status);
     const bool taken = gateway_.run_on_text_thread(
-        [this, context, reactor, method, entry, in, response, work = std::move(work)] {
+        [task = tasks_.enter(), this, context, reactor, method, entry, in, response, work = std::move(work)] {
           Status status;
           try {
             auto made = work(*in);
@@ -210,6 +214,8 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
       ASSIGN_OR_RETURN(const auto request, from_proto(in.chat()));
       auto encoded = gateway_.text().encode_chat(std::get<gateway::ChatPrompt>(request.prompt),
                                                  steady_now() + kTemplateTime);
+      if (encoded.status().code() == StatusCode::kDeadlineExceeded)
+        return resource_exhausted(message_of(encoded.status()) + "; retry later");
       if (!encoded.ok() && field_of(encoded.status()).empty())
         return with_field(encoded.status(), "messages");
       if (!encoded.ok()) return encoded.status();
@@ -241,6 +247,7 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   Gateway& gateway_;
   std::unique_ptr<door::FrontDoor> own_door_;
   door::FrontDoor* door_ = nullptr;
+  TaskCount tasks_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
 };

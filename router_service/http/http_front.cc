@@ -11,6 +11,7 @@
 #include "router_service/http/openai_request.h"
 #include "router_service/http/openai_response.h"
 #include "router_service/http/text_routes.h"
+#include "router_service/task_count.h"
 
 namespace conclave::router {
 namespace {
@@ -73,6 +74,12 @@ class HttpFrontImpl : public HttpFront {
     if (!started.ok()) return started.status();
     server_ = std::move(started).value();
     return OkStatus();
+  }
+
+  // The text threads are the gateway's, and may still be at work for us.
+  ~HttpFrontImpl() override {
+    server_.reset();
+    tasks_.wait();
   }
 
   std::string address() const override { return server_->address(); }
@@ -154,7 +161,7 @@ class HttpFrontImpl : public HttpFront {
     if (request.body.size() <= kLargeBody) return generate(call, parse(chat, request.body));
     // Parsing a large body takes long enough to hold up other streams of this thread.
     const auto body = std::make_shared<const std::string>(std::move(request.body));
-    const bool taken = gateway_.run_on_text_thread([this, chat, body, call] {
+    const bool taken = gateway_.run_on_text_thread([task = tasks_.enter(), this, chat, body, call] {
       auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse_within_memory(chat, *body));
       call.exchange->post([this, call, parsed] { generate(call, std::move(*parsed)); });
     });
@@ -195,7 +202,7 @@ class HttpFrontImpl : public HttpFront {
   // /tokenize and /detokenize.
   void on_text_thread(const Call& call, http::Request& request) {
     const auto body = std::make_shared<const std::string>(std::move(request.body));
-    const bool taken = gateway_.run_on_text_thread([this, body, call] {
+    const bool taken = gateway_.run_on_text_thread([task = tasks_.enter(), this, body, call] {
       http::Response response;
       try {
         response = call.route == kTokenize ? tokenize(gateway_, *body, options_.openai)
@@ -222,6 +229,7 @@ class HttpFrontImpl : public HttpFront {
   FirstTime unknown_fields_;
   std::unique_ptr<door::FrontDoor> own_door_;
   door::FrontDoor* door_ = nullptr;
+  TaskCount tasks_;
   std::unique_ptr<http::HttpServer> server_;
 };
 

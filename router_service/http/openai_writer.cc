@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "libs/base/clock.h"
+#include "libs/text/conversation/json_text.h"
 #include "router_service/http/logprobs_json.h"
 #include "router_service/http/openai_response.h"
 
@@ -78,6 +79,23 @@ struct OpenAiWriter::Document {
   json::object fields;
 };
 
+namespace {
+
+// What every document of one answer begins with.
+json::object document_of(const OpenAiWriter::Head& head, const AnswerStyle& style, int64_t created) {
+  json::object out;
+  out["id"] = (style.chat ? "chatcmpl-" : "cmpl-") + head.id;
+  out["object"] = !style.chat    ? "text_completion"
+                  : style.stream ? "chat.completion.chunk"
+                                 : "chat.completion";
+  out["created"] = created;
+  out["model"] = head.model;
+  if (!head.fingerprint.empty()) out["system_fingerprint"] = head.fingerprint;
+  return out;
+}
+
+}  // namespace
+
 OpenAiWriter::OpenAiWriter(AnswerStyle style, Head head, const gateway::TextCodec& text)
     : style_(style),
       head_(std::move(head)),
@@ -90,6 +108,8 @@ OpenAiWriter::OpenAiWriter(AnswerStyle style, Head head, const gateway::TextCode
     choices_.back()->prompt = i / head_.choices;
     choices_.back()->legacy = LegacyLogprobs({&text_, head_.top_logprobs, style_.tokens_as_ids});
   }
+  const std::string document = json::serialize(document_of(head_, style_, created_));
+  chunk_head_ = "data: " + document.substr(0, document.size() - 1) + ",\"choices\":[";
 }
 
 OpenAiWriter::~OpenAiWriter() = default;
@@ -156,18 +176,6 @@ json::object usage_of(const AnswerStyle& style, const gateway::Usage& usage) {
   return out;
 }
 
-json::object document(const OpenAiWriter::Head& head, const AnswerStyle& style, int64_t created) {
-  json::object out;
-  out["id"] = (style.chat ? "chatcmpl-" : "cmpl-") + head.id;
-  out["object"] = !style.chat    ? "text_completion"
-                  : style.stream ? "chat.completion.chunk"
-                                 : "chat.completion";
-  out["created"] = created;
-  out["model"] = head.model;
-  if (!head.fingerprint.empty()) out["system_fingerprint"] = head.fingerprint;
-  return out;
-}
-
 std::string_view finish_of(bool chat, text::ChatFinish chat_finish, FinishReason finish) {
   return chat ? text::chat_finish_name(chat_finish) : completion_finish(finish);
 }
@@ -180,7 +188,10 @@ json::object message_json(const text::AssistantMessage& message) {
   else
     out["content"] = message.content;
   out["refusal"] = nullptr;
-  if (!message.reasoning.empty()) out["reasoning"] = out["reasoning_content"] = message.reasoning;
+  if (!message.reasoning.empty()) {
+    out["reasoning_content"] = message.reasoning;
+    out["reasoning"] = message.reasoning;
+  }
   if (message.calls.empty()) return out;
   json::array calls;
   for (const text::AssistantMessage::Call& call : message.calls)
@@ -228,7 +239,7 @@ std::string OpenAiWriter::whole() {
       to["prompt_logprobs"] = prompt_logprobs_json(prompt_tops, prompt.tokens, prompt.logprobs);
     choices.push_back(std::move(to));
   }
-  json::object out = document(head_, style_, created_);
+  json::object out = document_of(head_, style_, created_);
   out["choices"] = std::move(choices);
   out["usage"] = usage_of(style_, usage());
   if (style_.prompt_logprobs && style_.chat)
@@ -255,19 +266,39 @@ bool OpenAiWriter::may_begin(const Prompt& prompt) const {
 }
 
 // One chunk: `fields` go into the choice.
-std::string OpenAiWriter::chunk(const Choice& of, Document fields) const {
+void OpenAiWriter::chunk(const Choice& of, Document fields, std::string& out) const {
   json::object to;
   to["index"] = of.index;
   for (auto& member : fields.fields) to[member.key()] = std::move(member.value());
   if (!to.contains("logprobs")) to["logprobs"] = nullptr;
   if (!to.contains("finish_reason")) to["finish_reason"] = nullptr;
-  json::object out = document(head_, style_, created_);
-  out["choices"] = json::array{std::move(to)};
-  if (style_.continuous_usage)
-    out["usage"] = usage_of(style_, usage());
-  else if (style_.include_usage)
-    out["usage"] = nullptr;
-  return event(out);
+  out += chunk_head_;
+  out += json::serialize(to);
+  end_chunk(out);
+}
+
+// The same for a piece of text and nothing else, which nearly all chunks are: without a document tree.
+void OpenAiWriter::text_chunk(const Choice& of, std::string_view before, std::string_view text,
+                              std::string_view after, std::string& out) const {
+  out += chunk_head_;
+  out += "{\"index\":";
+  out += std::to_string(of.index);
+  out += before;
+  text::append_json_escaped(out, text);
+  out += after;
+  out += ",\"logprobs\":null,\"finish_reason\":null}";
+  end_chunk(out);
+}
+
+void OpenAiWriter::end_chunk(std::string& out) const {
+  out += "]";
+  if (style_.continuous_usage) {
+    out += ",\"usage\":";
+    out += json::serialize(usage_of(style_, usage()));
+  } else if (style_.include_usage) {
+    out += ",\"usage\":null";
+  }
+  out += "}\n\n";
 }
 
 void OpenAiWriter::begin_events(Choice& of, std::string& out) {
@@ -284,7 +315,7 @@ void OpenAiWriter::begin_events(Choice& of, std::string& out) {
     fields["logprobs"] = of.legacy.take();
   }
   if (style_.return_token_ids) fields["prompt_token_ids"] = tokens_json(prompt.tokens);
-  out += chunk(of, {std::move(fields)});
+  chunk(of, {std::move(fields)}, out);
 }
 
 void OpenAiWriter::choice_events(Choice& of, std::string& out) {
@@ -302,9 +333,7 @@ void OpenAiWriter::choice_events(Choice& of, std::string& out) {
     of.tokens.clear();
     return fields;
   };
-  const auto say = [&](json::object delta) {
-    out += chunk(of, {with_tokens({{"delta", std::move(delta)}})});
-  };
+  const auto say = [&](json::object delta) { chunk(of, {with_tokens({{"delta", std::move(delta)}})}, out); };
   for (size_t i = 0; i < of.events.size(); ++i) {
     const text::OutputEvent& e = of.events[i];
     switch (e.kind) {
@@ -312,10 +341,14 @@ void OpenAiWriter::choice_events(Choice& of, std::string& out) {
         say({{"reasoning", text_json(e.text)}, {"reasoning_content", text_json(e.text)}});
         break;
       case Kind::kContent:
-        if (style_.chat)
+        if (of.tokens.empty() && style_.chat)
+          text_chunk(of, ",\"delta\":{\"content\":\"", e.text, "\"}", out);
+        else if (of.tokens.empty())
+          text_chunk(of, ",\"text\":\"", e.text, "\"", out);
+        else if (style_.chat)
           say({{"content", text_json(e.text)}});
         else
-          out += chunk(of, {with_tokens({{"text", text_json(e.text)}})});
+          chunk(of, {with_tokens({{"text", text_json(e.text)}})}, out);
         break;
       case Kind::kCallBegin: {
         json::object function{{"name", text_json(e.text)}, {"arguments", ""}};
@@ -342,19 +375,19 @@ void OpenAiWriter::choice_events(Choice& of, std::string& out) {
   const json::object nothing =
       style_.chat ? json::object{{"delta", json::object{}}} : json::object{{"text", ""}};
   const bool tokens_now = style_.return_token_ids ? !of.tokens.empty() : of.tokens.size() > kMaxHeldTokens;
-  if (tokens_now) out += chunk(of, {with_tokens(nothing)});
+  if (tokens_now) chunk(of, {with_tokens(nothing)}, out);
   if (!of.ended) return;
   of.finished = true;
   json::object last = with_tokens(nothing);
   last["finish_reason"] = text_json(finish_of(style_.chat, of.chat_finish, of.finish));
   last["stop_reason"] = of.stop_reason;
-  out += chunk(of, {std::move(last)});
+  chunk(of, {std::move(last)}, out);
 }
 
 std::string OpenAiWriter::end_events() const {
   std::string out;
   if (style_.include_usage) {
-    json::object last = document(head_, style_, created_);
+    json::object last = document_of(head_, style_, created_);
     last["choices"] = json::array{};
     last["usage"] = usage_of(style_, usage());
     out = event(last);

@@ -53,13 +53,17 @@ class OpenAiWriter {
   bool may_begin(const Prompt& prompt) const;
   void choice_events(Choice& choice, std::string& out);
   void begin_events(Choice& choice, std::string& out);
-  std::string chunk(const Choice& choice, Document fields) const;
+  void chunk(const Choice& choice, Document fields, std::string& out) const;
+  void text_chunk(const Choice& choice, std::string_view before, std::string_view text,
+                  std::string_view after, std::string& out) const;
+  void end_chunk(std::string& out) const;
   gateway::Usage usage() const;
 
   const AnswerStyle style_;
   const Head head_;
   const gateway::TextCodec& text_;
   const int64_t created_;
+  std::string chunk_head_;  // what every chunk begins with, up to its choice
   std::vector<std::unique_ptr<Choice>> choices_;
   std::vector<Prompt> prompts_;
 };

@@ -1,6 +1,8 @@
 """Runs the tests of public clients against a server of our own.
 
-usage: run_clients.py SERVER_PROGRAM VENV_DIR
+usage: run_clients.py SERVER_PROGRAM VENV_DIR [CHECKPOINT]
+
+Serves CHECKPOINT where there is one, else a little random one.
 
 Makes the virtual environment when its requirements changed. Exits 77 (skipped) when the packages cannot be had.
 """
@@ -46,14 +48,17 @@ def main():
         python = None
     if python is None:
         return SKIPPED
-    server = subprocess.Popen([server_program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    checkpoint = sys.argv[3:4] if len(sys.argv) > 3 and pathlib.Path(sys.argv[3], "config.json").exists() else []
+    server = subprocess.Popen([server_program, *checkpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        addresses = server.stdout.readline().split()
-        if len(addresses) != 2:
+        line = server.stdout.readline()
+        if not line:
             print("the server did not start")
             return 1
-        environment = dict(os.environ, CONCLAVE_HTTP=addresses[0], CONCLAVE_GRPC=addresses[1])
-        tests = subprocess.run([str(python), str(HERE / "clients_test.py"), "-v"], env=environment, timeout=240)
+        environment = dict(os.environ, CONCLAVE_SERVERS=line, PYTHONDONTWRITEBYTECODE="1")
+        tests = subprocess.run(
+            [str(python), "-m", "unittest", "discover", "-v", "-s", str(HERE), "-p", "*_test.py"],
+            env=environment, timeout=300)
         if tests.returncode != 0:
             return 1
         server.stdin.close()

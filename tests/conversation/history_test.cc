@@ -94,6 +94,16 @@ TEST(History, ContentTakesTheTemplatesForm) {
   TemplateTraits text_only = kAll;
   text_only.takes_parts = false;
   EXPECT_EQ(normal(parts, text_only), R"([{"role": "user", "content": "a\nb"}])");
+  // A template that reads one part of a user's message gets one; an assistant's are joined by itself.
+  TemplateTraits one_part = kParts;
+  one_part.takes_all_parts = false;
+  const std::string two = R"("content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])";
+  EXPECT_EQ(normal(R"([{"role":"user",)" + two, one_part),
+            R"([{"role": "user", "content": [{"type": "text", "text": "a\nb"}]}])");
+  EXPECT_EQ(normal(R"([{"role":"assistant",)" + two, one_part),
+            R"([{"role": "assistant", "content": [{"type":"text","text":"a"},{"type":"text","text":"b"}]}])");
+  EXPECT_EQ(normal(R"([{"role":"user",)" + two, kParts),
+            R"([{"role": "user", "content": [{"type":"text","text":"a"},{"type":"text","text":"b"}]}])");
   EXPECT_EQ(normal(R"([{"role":"user","content":"a"}])", kParts),
             R"([{"role": "user", "content": [{"type": "text", "text": "a"}]}])");
   // The rest of a message is left as it is.

@@ -70,12 +70,26 @@ TEST(HttpBodyFuzz, MutatedBodiesAreAcceptedOrRefusedByField) {
   }
 }
 
+TEST(HttpBodyFuzz, MutatedTextBodies) {
+  for (const bool tokenize : {false, true}) {
+    const std::string good = tokenize ? std::string(kChat) : R"({"model":"m","tokens":[1,2,3,4,5,6,7,8,9]})";
+    ASSERT_TRUE(try_text_body(good, tokenize));
+    SplitMix64 random(tokenize ? 4 : 5);
+    int accepted = 0;
+    for (int round = 0; round < 5000; ++round)
+      accepted += try_text_body(mutated(good, random), tokenize) ? 1 : 0;
+    EXPECT_GT(accepted, 50);
+    EXPECT_LT(accepted, 4500);
+  }
+}
+
 TEST(HttpBodyFuzz, AnyBytes) {
   SplitMix64 random(3);
   for (int round = 0; round < 20000; ++round) {
     std::string body;
     for (uint64_t n = random.below(40); n > 0; --n) body.push_back(static_cast<char>(random.next()));
     try_http_body(body, random.chance(0.5));
+    try_text_body(body, random.chance(0.5));
   }
 }
 

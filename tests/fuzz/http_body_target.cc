@@ -9,14 +9,31 @@
 
 namespace conclave::fuzz {
 
+namespace {
+
+// False for a refusal, which must be one that helps.
+bool accepted(const Status& status) {
+  if (status.ok()) return true;
+  CONCLAVE_CHECK(status.code() == StatusCode::kInvalidArgument);
+  CONCLAVE_CHECK(!field_of(status).empty());
+  CONCLAVE_CHECK(!message_of(status).empty());
+  return false;
+}
+
+}  // namespace
+
+bool try_text_body(std::string_view body, bool tokenize) {
+  if (!tokenize) return accepted(router::parse_detokenize(body).status());
+  const auto parsed = router::parse_tokenize(body);
+  if (!accepted(parsed.status())) return false;
+  if (const auto* text = std::get_if<gateway::TextPrompt>(&parsed->prompt))
+    CONCLAVE_CHECK(text::is_valid_utf8(text->text));
+  return true;
+}
+
 bool try_http_body(std::string_view body, bool chat) {
   const auto parsed = chat ? router::parse_chat_completion(body) : router::parse_completion(body);
-  if (!parsed.ok()) {
-    CONCLAVE_CHECK(parsed.status().code() == StatusCode::kInvalidArgument);
-    CONCLAVE_CHECK(!field_of(parsed.status()).empty());
-    CONCLAVE_CHECK(!message_of(parsed.status()).empty());
-    return false;
-  }
+  if (!accepted(parsed.status())) return false;
   const gateway::GenerateRequest& request = parsed->generate;
   CONCLAVE_CHECK(parsed->style.chat == chat);
   CONCLAVE_CHECK(parsed->style.stream || !parsed->style.include_usage);

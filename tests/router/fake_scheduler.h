@@ -50,8 +50,8 @@ class FakeScheduler : public SchedulerPort {
       if (entry.tokens.size() >= request.sampling.max_tokens) {
         entry.tokens.resize(request.sampling.max_tokens);
         entry.finish = FinishReason::kLength;
-      } else if (!request.sampling.ignore_eos) {
-        entry.tokens.push_back(256);
+      } else if (!request.sampling.stop_token_ids.empty()) {
+        entry.tokens.push_back(request.sampling.stop_token_ids[0]);
       }
     }
     entry.request = std::move(request);

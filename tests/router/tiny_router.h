@@ -18,21 +18,24 @@ namespace conclave::testing {
 
 class TinyRouter {
  public:
-  static StatusOr<std::unique_ptr<TinyRouter>> start(RouterConfig config = {}) {
+  // `checkpoint`: a directory; empty: one is made.
+  static StatusOr<std::unique_ptr<TinyRouter>> start(RouterConfig config = {}, std::string checkpoint = "") {
     auto made = std::unique_ptr<TinyRouter>(new TinyRouter);
-    made->dir_ =
-        std::filesystem::temp_directory_path() / ("conclave-tiny-" + std::to_string(system_random_u64()));
-    MakeOptions make;
-    make.out = made->dir_ / "tiny-m2";
-    make.geometry = "tiny-m2";
-    make.layers = 2;
-    make.seed = 11;
-    auto report = make_checkpoint(make);
-    if (!report.ok()) return report.status();
-    ASSIGN_OR_RETURN(made->cluster, LocalCluster::load(make.out, {}));
+    if (checkpoint.empty()) {
+      made->dir_ =
+          std::filesystem::temp_directory_path() / ("conclave-tiny-" + std::to_string(system_random_u64()));
+      MakeOptions make;
+      make.out = checkpoint = made->dir_ / "tiny-m2";
+      make.geometry = "tiny-m2";
+      make.layers = 2;
+      make.seed = 11;
+      auto report = make_checkpoint(make);
+      if (!report.ok()) return report.status();
+    }
+    ASSIGN_OR_RETURN(made->cluster, LocalCluster::load(checkpoint, {}));
     RETURN_IF_ERROR(made->cluster->wait_ready());
     config.http_listen = config.grpc_listen = config.admin_listen = "127.0.0.1:0";
-    ASSIGN_OR_RETURN(made->text, router::load_model_text(make.out, config));
+    ASSIGN_OR_RETURN(made->text, router::load_model_text(checkpoint, config));
     ASSIGN_OR_RETURN(made->server,
                      router::RouterServer::start(config, made->cluster->spec(), made->cluster->port(),
                                                  *made->text, &made->metrics));
@@ -46,7 +49,7 @@ class TinyRouter {
     text.reset();
     cluster.reset();
     std::error_code ignored;
-    std::filesystem::remove_all(dir_, ignored);
+    if (!dir_.empty()) std::filesystem::remove_all(dir_, ignored);
   }
   std::string model_dir() const { return dir_ / "tiny-m2"; }
 

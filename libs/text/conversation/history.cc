@@ -231,9 +231,11 @@ class Normalizer {
   }
 
   // The content in the form that the template takes; as it was sent where that is one.
-  void add_content(const Content& content, std::string_view tool_name) {
+  void add_content(const Content& content, std::string_view tool_name, bool own_turn = false) {
     const bool named = !tool_name.empty() && !traits_.takes_text;  // templates of parts name each tool's part
-    if (content.is_list ? traits_.takes_parts && !named : traits_.takes_text) {
+    if (!traits_.takes_all_parts && !named && !own_turn && content.texts.size() > 1) {
+      add_text(content.joined("\n"));  // MiniMax-M1's template would lose all but the first
+    } else if (content.is_list ? traits_.takes_parts && !named : traits_.takes_text) {
       add("content", content.raw.text);
     } else if (traits_.takes_text) {
       add("content", json_quoted(content.joined("\n")));
@@ -316,7 +318,7 @@ class Normalizer {
     if (rewritten || !content.present) {
       add_text(text);
     } else {
-      add_content(content, "");
+      add_content(content, "", /*own_turn=*/true);
     }
     return OkStatus();
   }

@@ -19,6 +19,7 @@ struct TemplateTraits {
   bool takes_reasoning = false;    // reasoning_content of an assistant's message is rendered
   bool takes_tool_calls = false;   // tool_calls are rendered
   bool takes_late_system = false;  // a system message that is not the first is rendered
+  bool takes_all_parts = true;     // of several parts of a user's or system's message, not only the first
 };
 
 // Some renders; fails only when the template takes neither form of content, or has no process.

@@ -26,6 +26,10 @@ StatusOr<TemplateTraits> probe_template(ChatTemplate& chat, TimePoint deadline) 
     return invalid_field("chat_template", "the chat template does not render the text of a user's message");
   }
   const bool parts = !out.takes_text;
+  if (out.takes_parts)
+    out.takes_all_parts = shows(R"({"role": "user", "content": [{"type": "text", "text": "probefirst"}, )"
+                                R"({"type": "text", "text": "probesecond"}]})",
+                                "probesecond");
   out.takes_reasoning =
       shows(user(parts) + ", {\"role\": \"assistant\", \"reasoning_content\": \"probethought\", " +
                 content(parts, "probeanswer") + "}",

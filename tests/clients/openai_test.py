@@ -1,19 +1,11 @@
-"""Public clients against a running router: the openai package, and gRPC through reflection alone."""
+"""The openai package against a running cluster: completions and chats."""
 
-import os
 import threading
 import unittest
 
-import grpc
 import openai
-from google.protobuf import descriptor_pool, message_factory
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-MODEL = "tiny-m2"
-
-
-def new_client():
-    return openai.OpenAI(base_url=f"http://{os.environ['CONCLAVE_HTTP']}/v1", api_key="none", max_retries=0)
+from clients import MODEL, TRAINED, new_client
 
 
 class OpenAiCompletions(unittest.TestCase):
@@ -60,6 +52,23 @@ class OpenAiCompletions(unittest.TestCase):
         self.assertEqual(stopped.choices[0].text, text[:text.index(stop)])
         self.assertEqual(stopped.choices[0].finish_reason, "stop")
 
+    def test_several_prompts(self):
+        asked = dict(model=MODEL, max_tokens=6, temperature=0)
+        both = self.client.completions.create(prompt=["one", "two three"], **asked)
+        for choice, prompt in zip(both.choices, ["one", "two three"]):
+            self.assertEqual(choice.text, self.client.completions.create(prompt=prompt, **asked).choices[0].text)
+
+    def test_logprobs(self):
+        asked = dict(model=MODEL, prompt="Once upon", max_tokens=5, temperature=0, logprobs=3,
+                     extra_body={"ignore_eos": True})
+        logprobs = self.client.completions.create(**asked).choices[0].logprobs
+        self.assertEqual(len(logprobs.tokens), 5)
+        for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs):
+            self.assertLessEqual(logprob, 0)
+            self.assertIn(token, top)
+            self.assertAlmostEqual(max(top.values()), logprob, places=4)  # greedy
+        self.assertEqual(logprobs.text_offset[0], 0)
+
     def test_bad_input(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.client.completions.create(model=MODEL, prompt="a", max_tokens=-3)
@@ -93,15 +102,53 @@ class OpenAiChat(unittest.TestCase):
     def test_whole_and_streamed_are_equal(self):
         whole = self.client.chat.completions.create(**self.asked)
         self.assertEqual(whole.choices[0].message.role, "assistant")
-        text, roles, finish = "", [], None
+        text, reasoning, roles, finish = "", "", [], None
         for chunk in self.client.chat.completions.create(**self.asked, stream=True):
             delta = chunk.choices[0].delta
             roles += [delta.role] if delta.role else []
             text += delta.content or ""
+            reasoning += (delta.model_extra or {}).get("reasoning_content") or ""
             finish = chunk.choices[0].finish_reason or finish
         self.assertEqual(roles, ["assistant"])
-        self.assertEqual(text, whole.choices[0].message.content)
+        message = whole.choices[0].message
+        self.assertEqual(text, message.content)
+        self.assertEqual(reasoning, (message.model_extra or {}).get("reasoning_content") or "")
         self.assertEqual(finish, whole.choices[0].finish_reason)
+
+    def test_logprobs(self):
+        answer = self.client.chat.completions.create(**self.asked, logprobs=True, top_logprobs=2)
+        tokens = answer.choices[0].logprobs.content
+        self.assertEqual(len(tokens), answer.usage.completion_tokens)
+        for token in tokens:
+            self.assertEqual(len(token.top_logprobs), 2)
+            self.assertEqual(token.top_logprobs[0].token, token.token)  # greedy
+            self.assertGreaterEqual(token.top_logprobs[0].logprob, token.top_logprobs[1].logprob)
+        streamed = []
+        for chunk in self.client.chat.completions.create(**self.asked, logprobs=True, top_logprobs=2, stream=True):
+            if chunk.choices[0].logprobs:
+                streamed += chunk.choices[0].logprobs.content
+        self.assertEqual([t.token for t in streamed], [t.token for t in tokens])
+
+    @unittest.skipUnless(TRAINED, "a random checkpoint has nothing to say")
+    def test_the_demo_model_counts(self):
+        answer = self.client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Count from 88 to 93."}], temperature=0,
+            max_completion_tokens=200)
+        for number in range(88, 94):
+            self.assertIn(str(number), answer.choices[0].message.content)
+        self.assertEqual(answer.choices[0].finish_reason, "stop")
+
+    def test_what_cannot_be_honoured_is_refused_by_name(self):
+        for field, value in [("response_format", {"type": "json_object"}), ("tool_choice", "required"),
+                             ("modalities", ["audio"])]:
+            with self.assertRaises(openai.BadRequestError) as caught:
+                self.client.chat.completions.create(**self.asked, **{field: value})
+            self.assertIn(field, caught.exception.param)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}])
+        self.assertEqual(caught.exception.param, "messages[0].content[0].type")
 
     def test_bad_messages(self):
         with self.assertRaises(openai.BadRequestError) as caught:
@@ -119,11 +166,13 @@ class OpenAiChat(unittest.TestCase):
         self.assertTrue(self.client.chat.completions.create(**self.asked).choices)
 
     def test_sixteen_at_once(self):
-        expected = self.client.chat.completions.create(**self.asked).choices[0].message.content
+        ask_for = dict(self.asked, extra_body={"reasoning_format": "none"})
+        expected = self.client.chat.completions.create(**ask_for).choices[0].message.content
+        self.assertTrue(expected)
         answers = []
 
         def ask():
-            answers.append(new_client().chat.completions.create(**self.asked).choices[0].message.content)
+            answers.append(new_client().chat.completions.create(**ask_for).choices[0].message.content)
 
         threads = [threading.Thread(target=ask) for _ in range(16)]
         for thread in threads:
@@ -131,49 +180,6 @@ class OpenAiChat(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(answers, [expected] * 16)
-
-
-class GrpcByReflection(unittest.TestCase):
-    def setUp(self):
-        self.channel = grpc.insecure_channel(os.environ["CONCLAVE_GRPC"])
-        database = ProtoReflectionDescriptorDatabase(self.channel)
-        self.assertIn("conclave.v1.Inference", database.get_services())
-        self.assertIn("grpc.health.v1.Health", database.get_services())
-        self.pool = descriptor_pool.DescriptorPool(database)
-        self.service = self.pool.FindServiceByName("conclave.v1.Inference")
-
-    def tearDown(self):
-        self.channel.close()
-
-    def message(self, name):
-        return message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"conclave.v1.{name}"))
-
-    def method(self, name, make):
-        found = self.service.methods_by_name[name]
-        answer = message_factory.GetMessageClass(found.output_type)
-        return make(f"/conclave.v1.Inference/{name}", request_serializer=lambda m: m.SerializeToString(),
-                    response_deserializer=answer.FromString)
-
-    def test_generate_and_stream_are_equal(self):
-        request = self.message("GenerateRequest")(text="Once upon a time", max_tokens=24, temperature=0)
-        whole = self.method("Generate", self.channel.unary_unary)(request)
-        chunks = list(self.method("GenerateStream", self.channel.unary_stream)(request))
-        self.assertEqual("".join(chunk.text for chunk in chunks), whole.text)
-        self.assertEqual([t for chunk in chunks for t in chunk.token_ids], list(whole.token_ids))
-        self.assertEqual(chunks[-1].finish_reason, whole.finish_reason)
-        self.assertEqual(chunks[-1].usage.completion_tokens, whole.usage.completion_tokens)
-        # The same answer as over HTTP.
-        over_http = new_client().completions.create(
-            model=MODEL, prompt="Once upon a time", max_tokens=24, temperature=0)
-        self.assertEqual(over_http.choices[0].text, whole.text)
-
-    def test_bad_input_names_the_field(self):
-        request = self.message("GenerateRequest")(text="a", max_tokens=-1)
-        with self.assertRaises(grpc.RpcError) as caught:
-            self.method("Generate", self.channel.unary_unary)(request)
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
-        self.assertIn("max_tokens", caught.exception.details())
-        self.assertIn(("conclave-field", "max_tokens"), [tuple(pair) for pair in caught.exception.trailing_metadata()])
 
 
 if __name__ == "__main__":
