@@ -303,8 +303,8 @@ TEST(AdmissionTest, TheQueueIsBoundedInRequestsAndTokens) {
         "{\"prompt\":\"" + std::string(200, 'x') + "\",\"max_tokens\":2,\"stream\":true}";
     RawClient a((*front)->port()), b((*front)->port());
     a.send_request("POST", "/v1/completions", body);
-    b.send_request("POST", "/v1/completions", body);
     const RequestId first = scheduler.wait_submitted(0).id;
+    b.send_request("POST", "/v1/completions", body);
     scheduler.wait_submitted(1);
     EXPECT_EQ(gateway.counts().queued_requests, 2u);
     EXPECT_EQ(gateway.counts().queued_tokens, 400u) << "as tokenized, not as estimated";
