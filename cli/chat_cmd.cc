@@ -31,7 +31,7 @@ Status ask(const ChatFlags& flags, json::array& messages) {
   const bool color = isatty(STDOUT_FILENO) == 1;
   bool dim = false;
   auto set_dim = [&](bool on) {
-    if (color && dim != on) std::fputs(on ? "\033[2m" : "\033[0m\n", stdout);
+    if (dim != on) std::fputs(on ? (color ? "\033[2m" : "") : (color ? "\033[0m\n" : "\n"), stdout);
     dim = on;
   };
   auto result = run_stream(flags.sampling, "/v1/chat/completions", {{"messages", messages}},

@@ -132,7 +132,7 @@ void router_fields(FieldList& f, RouterConfig& c) {
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
   f.address(
       "admin_listen", c.admin_listen, true,
-      "HTTP address of the admin routes (docs/api.md), which ask for no key: keep it on the loopback "
+      "HTTP address of the admin routes (docs/front_door.md), which ask for no key: keep it on the loopback "
       "interface. Empty: none.");
   f.text(
       "api_keys_file", c.api_keys_file,

@@ -135,9 +135,9 @@ void Generation::on_tokens(const TokenEvent& event) {
     if (failure.ok()) failure = choice.take(event);
     if (failure.ok() && was_running) failure = failure_of(event);
     if (was_running && choice.ended()) --running_;
-    // Its text ended it (a stop string): the scheduler need not go on with it.
-    if (was_running && choice.ended() && !closed_[event.choice] && running_ > 0 &&
-        state_ == State::kSubmitted) {
+    // Its text ended it (a stop string): the scheduler, which has the request as these tokens show, need not
+    // go on with it.
+    if (was_running && choice.ended() && !closed_[event.choice] && running_ > 0) {
       after.cancel_choice = event.choice;
     }
     // The scheduler holds nothing of it any more: nothing to cancel there.
