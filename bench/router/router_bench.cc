@@ -51,6 +51,7 @@ class TickingScheduler : public SchedulerPort {
     arrived_.push_back({request.id, static_cast<uint32_t>(request.sampling.seed), 0, std::move(observer)});
   }
   void cancel(RequestId) override {}
+  void cancel_choice(RequestId, uint32_t) override {}
   FleetInfo fleet() const override {
     FleetInfo fleet;
     fleet.ready = true;

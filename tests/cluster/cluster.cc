@@ -152,7 +152,7 @@ std::string ProcessCluster::unexpected_ends() {
 }
 
 std::shared_ptr<PendingCompletion> ProcessCluster::submit(AcceptedRequest request) {
-  auto pending = std::make_shared<PendingCompletion>();
+  auto pending = std::make_shared<PendingCompletion>(request.choices);
   gateway->submit(std::move(request), pending);
   return pending;
 }
