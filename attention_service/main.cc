@@ -34,7 +34,7 @@ Status run(Service& service) {
     export_transport(member.transport_stats(), member.incarnations(), sink);
   });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
-  service.started({});
+  service.started({}, "joining the cluster");
   service.wait_for_stop();
   // What runs here is replayed on other workers, or on this one's successor; nothing is lost.
   Service::limit_end(config.attention.drain_time + 5 * kSecond);

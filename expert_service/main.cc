@@ -32,7 +32,11 @@ Status run(Service& service) {
     export_transport(member.transport_stats(), member.incarnations(), sink);
   });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
-  service.started({});
+  service.started({}, "warming experts", [&member] {
+    const ShardMetrics seen = member.metrics();
+    if (seen.held_experts == 0) return -1.0;
+    return 1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts);
+  });
   service.wait_for_stop();
   // Workers send what was not answered to other homes, or to this shard's successor; nothing is lost.
   Service::limit_end(config.experts.drain_time + 5 * kSecond);

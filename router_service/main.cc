@@ -50,7 +50,7 @@ Status run(Service& service) {
   if (!server->grpc_address().empty()) addresses.push_back({"grpc", server->grpc_address()});
   if (!server->admin_address().empty()) addresses.push_back({"admin", server->admin_address()});
   const auto reload = service.on_hangup([&server] { server->reload_keys(); });
-  service.started(addresses);
+  service.started(addresses, "waiting for the cluster");
   service.wait_for_stop();
   Service::limit_end(config.router.drain_time + 5 * kSecond);
   server->drain();

@@ -13,12 +13,13 @@
 #include "router_service/grpc/grpc_front.h"
 #include "router_service/http/http_front.h"
 #include "router_service/model_text.h"
+#include "router_service/warm_up.h"
 
 namespace conclave::router {
 namespace {
 
-constexpr Nanos kReadinessPeriod = 200 * kMillisecond;  // how stale the gRPC health service may be
-constexpr int kKeysEvery = 5;                           // of those periods: a look at the file of keys
+constexpr Nanos kReadinessPeriod = 100 * kMillisecond;  // how stale the gRPC health service may be
+constexpr int kKeysEvery = 10;                          // of those periods: a look at the file of keys
 
 void log_access(const door::AccessLine& line) {
   const auto ms = [](Nanos time) { return static_cast<double>(time) / kMillisecond; };
@@ -120,7 +121,8 @@ class RouterServerImpl : public RouterServer {
         registry_(metrics),
         metrics_(metrics),
         gateway_(gateway_options(config), std::move(model), scheduler, text,
-                 [this](const gateway::Summary& summary) { metrics_.ended(summary); }) {}
+                 [this](const gateway::Summary& summary) { metrics_.ended(summary); }),
+        warm_up_(scheduler, gateway_.model(), text.vocab_limit()) {}
 
   ~RouterServerImpl() override {
     stop_watching();
@@ -148,6 +150,7 @@ class RouterServerImpl : public RouterServer {
       options.limits.max_header_bytes = config_.limits.max_header_bytes;
       options.limits.header_timeout = config_.idle_timeout;
       options.limits.write_timeout = config_.write_timeout;
+      options.limits.sse_ping_interval = config_.sse_ping_interval;
       options.openai = config_.limits;
       options.door = door_.get();
       options.on_answer = [this](std::string_view route, int status) {
@@ -193,8 +196,9 @@ class RouterServerImpl : public RouterServer {
   void reload_keys() override { (void)reload(); }
 
   Readiness readiness() const override {
-    const Status ready = gateway_.ready();
-    return ready.ok() ? Readiness{} : Readiness{{message_of(ready)}};
+    std::string why = message_of(gateway_.ready());
+    if (why.empty()) why = warm_up_.not_warm();
+    return why.empty() ? Readiness{} : Readiness{{why}};
   }
 
   void drain() override {
@@ -243,7 +247,8 @@ class RouterServerImpl : public RouterServer {
     bool serving = false;
     for (int round = 0; !stopping_; ++round) {
       lock.unlock();
-      const bool ready = gateway_.ready().ok();
+      warm_up_.poll(steady_now());
+      const bool ready = readiness().ready();
       if (grpc_ && ready != serving) grpc_->set_serving(ready);
       serving = ready;
       if (round % kKeysEvery == 0) look_at_keys();
@@ -281,6 +286,11 @@ class RouterServerImpl : public RouterServer {
       const auto limit = static_cast<gateway::Limit>(i);
       reached(gateway::limit_name(limit), gateway_.limits().count(limit));
     }
+    sink.counter("conclave_router_warm_ups_total",
+                 "Warm-up tokens sent through a fleet that had become whole",
+                 static_cast<double>(warm_up_.attempts()));
+    sink.gauge("conclave_router_warm_up_seconds", "What the last warm-up token took",
+               static_cast<double>(warm_up_.last_duration()) / kSecond);
     const door::FrontDoorCounts door = door_->counts();
     reached("rate_limit", door.rate_limited);
     sink.gauge("conclave_router_api_keys", "API keys in use", static_cast<double>(door.keys));
@@ -309,6 +319,8 @@ class RouterServerImpl : public RouterServer {
     sink.counter("conclave_router_http_departed_clients_total",
                  "Clients that left before their answer was complete",
                  static_cast<double>(http.clients_gone));
+    sink.counter("conclave_router_sse_pings_total", "Comments sent to event streams that were silent",
+                 static_cast<double>(http.sse_pings));
     sink.counter("conclave_router_http_slow_clients_total", "Clients cut off for not reading",
                  static_cast<double>(http.slow_clients));
   }
@@ -318,6 +330,7 @@ class RouterServerImpl : public RouterServer {
   RouterMetrics metrics_;
   std::unique_ptr<door::FrontDoor> door_;  // before the gateway: requests hold visits of it
   gateway::Gateway gateway_;
+  WarmUp warm_up_;
   mutable std::mutex mutex_;  // http_ (against the collector), stopping_
   std::condition_variable changed_;
   bool stopping_ = false;

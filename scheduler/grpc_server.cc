@@ -180,7 +180,9 @@ class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, publ
       case pb::GatewayUp::kCancel: {
         StatusOr<RequestId> id = rpc::from_proto(message.cancel().id());
         if (!id.ok()) return invalid(id.status());
-        context_->loop.on_gateway_cancel(session_, *id);
+        std::optional<uint32_t> choice;
+        if (message.cancel().has_choice()) choice = message.cancel().choice();
+        context_->loop.on_gateway_cancel(session_, *id, choice);
         break;
       }
       case pb::GatewayUp::kHeartbeat:

@@ -136,7 +136,7 @@ void SchedulerLoop::Driver::perform(ReplySubmit& action) {
     const std::shared_ptr<RequestObserver> observer = std::exchange(submitting_, nullptr);
     CONCLAVE_CHECK(observer != nullptr);
     if (!action.status.ok()) return observer->on_refused(action.status);
-    observers_[action.request] = observer;
+    observers_[action.request] = {observer, submitting_choices_};
     return observer->on_accepted();
   }
   const auto it = gateways_.find(action.gateway);
@@ -147,8 +147,8 @@ void SchedulerLoop::Driver::perform(SendTokens& action) {
   if (action.gateway == local_gateway_) {
     const auto it = observers_.find(action.event.request);
     if (it == observers_.end()) return;
-    const std::shared_ptr<RequestObserver> observer = it->second;
-    if (action.event.finish != FinishReason::kNone) observers_.erase(it);
+    const std::shared_ptr<RequestObserver> observer = it->second.observer;
+    if (action.event.finish != FinishReason::kNone && --it->second.running == 0) observers_.erase(it);
     return observer->on_tokens(action.event);
   }
   const auto it = gateways_.find(action.gateway);
@@ -162,6 +162,8 @@ void SchedulerLoop::Driver::perform(SendFleet& action) {
 
 void SchedulerLoop::Driver::submit_local(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) {
   submitting_ = std::move(observer);
+  submitting_choices_ = request.choices;
+  for (const DeliveredChoice& choice : request.delivered) submitting_choices_ -= choice.ended;
   feed(Submit{local_gateway_, std::move(request)});
   CONCLAVE_CHECK(submitting_ == nullptr);
 }
@@ -249,9 +251,9 @@ void SchedulerLoop::on_gateway_submit(SessionId session, AcceptedRequest request
   });
 }
 
-void SchedulerLoop::on_gateway_cancel(SessionId session, RequestId request) {
-  driver_->push([session, request](Driver& driver) {
-    if (driver.gateways_.contains(session)) driver.feed(Cancel{session, request});
+void SchedulerLoop::on_gateway_cancel(SessionId session, RequestId request, std::optional<uint32_t> choice) {
+  driver_->push([session, request, choice](Driver& driver) {
+    if (driver.gateways_.contains(session)) driver.feed(Cancel{session, request, choice});
   });
 }
 
@@ -277,7 +279,11 @@ void SchedulerLoop::submit(AcceptedRequest request, std::shared_ptr<RequestObser
 }
 
 void SchedulerLoop::cancel(RequestId id) {
-  driver_->push([id](Driver& driver) { driver.feed(Cancel{driver.local_gateway_, id}); });
+  driver_->push([id](Driver& driver) { driver.feed(Cancel{driver.local_gateway_, id, std::nullopt}); });
+}
+
+void SchedulerLoop::cancel_choice(RequestId id, uint32_t choice) {
+  driver_->push([id, choice](Driver& driver) { driver.feed(Cancel{driver.local_gateway_, id, choice}); });
 }
 
 FleetInfo SchedulerLoop::fleet() const { return driver_->fleet(); }

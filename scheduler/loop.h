@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "libs/ports/executor.h"
@@ -57,12 +58,14 @@ class SchedulerLoop : public SchedulerPort {
 
   SessionId gateway_connected(std::shared_ptr<GatewaySession> session, Hello hello);
   void on_gateway_submit(SessionId session, AcceptedRequest request);
-  void on_gateway_cancel(SessionId session, RequestId request);
+  // Without a choice: all of them.
+  void on_gateway_cancel(SessionId session, RequestId request, std::optional<uint32_t> choice);
   void gateway_closed(SessionId session, Status cause);
 
   // --- a gateway of this process.
   void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) override;
   void cancel(RequestId id) override;
+  void cancel_choice(RequestId id, uint32_t choice) override;
   FleetInfo fleet() const override;
 
   // --- a member of this process. Call it on member_executor or before that runs, since the handler may be

@@ -86,8 +86,13 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   // no less alive, so their leases are renewed here. True once they said hello.
   std::map<SessionId, bool> in_process_;
   std::unordered_map<SessionId, std::shared_ptr<GatewaySession>> gateways_;
-  std::unordered_map<RequestId, std::shared_ptr<RequestObserver>> observers_;
+  struct LocalRequest {
+    std::shared_ptr<RequestObserver> observer;
+    uint32_t running = 0;  // choices that have not ended
+  };
+  std::unordered_map<RequestId, LocalRequest> observers_;
   std::shared_ptr<RequestObserver> submitting_;
+  uint32_t submitting_choices_ = 0;
 };
 
 }  // namespace conclave::scheduler

@@ -23,6 +23,9 @@ Status SequenceTable::start(const SequenceStart& start) {
       return invalid_field("plan.starts.tokens", "token id " + std::to_string(token) + " out of range");
     }
   }
+  if (const Status fits = validate(start.sampling, spec_.vocab_size); !fits.ok()) {
+    return invalid_field("plan.starts.sampling." + field_of(fits), message_of(fits));
+  }
   auto sequence = std::make_shared<Sequence>();
   sequence->id = start.seq;
   sequence->request = start.request;
@@ -30,6 +33,16 @@ Status SequenceTable::start(const SequenceStart& start) {
   sequence->tokens = start.tokens;
   sequence->prompt_tokens = start.prompt_tokens;
   sequence->sampling = start.sampling;
+  sequence->prompt_logprobs_from = start.prompt_logprobs_from;
+  if (start.sampling.has_penalties()) {
+    for (uint32_t i = 0; i < start.tokens.size(); ++i) {
+      if (i < start.prompt_tokens) {
+        sequence->counts.add_prompt(start.tokens[i]);
+      } else {
+        sequence->counts.add_output(start.tokens[i]);
+      }
+    }
+  }
   sequences_[start.seq] = std::move(sequence);
   return OkStatus();
 }

@@ -3,14 +3,35 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "libs/base/status.h"
+#include "libs/kernels/ops.h"
 #include "libs/model/model_spec.h"
 #include "libs/model/plan.h"
 
 namespace conclave {
+
+// How often each token occurs in a sequence: what penalties depend on. A function of the tokens alone, so a
+// replay that feeds delivered tokens back counts the same. At most one entry for each distinct token.
+class TokenCounts {
+ public:
+  void add_prompt(TokenId token) { at(token); }
+  void add_output(TokenId token) { ++at(token).output_count; }
+  std::span<const kernels::SeenToken> seen() const { return seen_; }
+
+ private:
+  kernels::SeenToken& at(TokenId token) {
+    const auto [it, fresh] = index_.try_emplace(token, static_cast<uint32_t>(seen_.size()));
+    if (fresh) seen_.push_back({token, 0});
+    return seen_[it->second];
+  }
+
+  std::vector<kernels::SeenToken> seen_;
+  std::unordered_map<TokenId, uint32_t> index_;
+};
 
 struct Sequence {
   SeqId id;
@@ -19,11 +40,20 @@ struct Sequence {
   std::vector<TokenId> tokens;  // prompt, delivered, sampled here
   uint32_t prompt_tokens = 0;
   SamplingParams sampling;
+  uint32_t prompt_logprobs_from = 1;
+  TokenCounts counts;  // kept only for penalties
   std::vector<BlockId> blocks;
   uint32_t computed =
       0;  // positions whose keys and values are stored in every layer, those of the running step included
   bool finished = false;  // sampled its last token; later slices are skipped
   bool ending = false;    // a plan that waits ends it: its rows are masked
+  bool released = false;  // reported as released
+
+  // Appends a sampled token.
+  void append(TokenId token) {
+    tokens.push_back(token);
+    if (sampling.has_penalties()) counts.add_output(token);
+  }
 };
 
 class SequenceTable {

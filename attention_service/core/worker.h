@@ -8,6 +8,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,6 +62,7 @@ class Worker final : public MemberHandler {
   struct Step {
     StepResult result;
     std::vector<std::pair<uint32_t, SampledToken>> sampled;  // by plan index
+    std::map<uint32_t, PromptLogprobs> prompt_logprobs;      // the same
     std::vector<MicroBatch> batches;
   };
 
@@ -81,6 +83,8 @@ class Worker final : public MemberHandler {
   MicroBatch* next_batch(uint32_t& lane);
   void run_layer(MicroBatch& batch, uint32_t lane);
   void run_head(MicroBatch& batch);
+  static bool wants_prompt_logprob(const Sequence& sequence, uint32_t position);
+  void prompt_row(const MicroBatchSlice& slice, uint32_t position, std::span<const float> logits);
   void sample_row(const MicroBatchSlice& slice, std::span<float> logits);
   void mask(const Sequence& sequence);
   void fail(Sequence& sequence, const std::string& cause);

@@ -1,6 +1,5 @@
 // One step of a worker: from a plan's slices to sampled tokens.
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "attention_service/core/worker.h"
@@ -114,7 +113,10 @@ void Worker::run_head(MicroBatch& batch) {
   uint32_t row = 0;
   for (const MicroBatchSlice& slice : batch.slices) {
     for (uint32_t i = 0; i < slice.count; ++i, ++row) {
-      if (!options_.logits_observer && !(slice.sample && i + 1 == slice.count)) continue;
+      const bool samples = slice.sample && i + 1 == slice.count;
+      if (!options_.logits_observer && !samples && !wants_prompt_logprob(*slice.sequence, slice.start + i)) {
+        continue;
+      }
       rows.push_back(row);
       slice_of.push_back(&slice);
     }
@@ -122,9 +124,35 @@ void Worker::run_head(MicroBatch& batch) {
   math_.logits(batch, rows, options_.max_logit_rows, [&](size_t i, std::span<float> logits) {
     const MicroBatchSlice& slice = *slice_of[i];
     const uint32_t position = batch.positions[rows[i]];
+    if (slice.sequence->finished) return;  // failed at a row before
     if (options_.logits_observer) options_.logits_observer(slice.sequence->request, position, logits);
+    if (wants_prompt_logprob(*slice.sequence, position)) prompt_row(slice, position, logits);
     if (slice.sample && position + 1 == slice.start + slice.count) sample_row(slice, logits);
   });
+}
+
+// Whether the row at `position` yields a log-probability of the prompt, that of the token after it.
+bool Worker::wants_prompt_logprob(const Sequence& sequence, uint32_t position) {
+  return sequence.sampling.prompt_logprobs && position + 1 < sequence.prompt_tokens &&
+         position + 1 >= sequence.prompt_logprobs_from;
+}
+
+void Worker::prompt_row(const MicroBatchSlice& slice, uint32_t position, std::span<const float> logits) {
+  Sequence& sequence = *slice.sequence;
+  const SamplingParams& params = sequence.sampling;
+  StatusOr<PromptLogprob> logprob = kernels::token_logprob(
+      kernels_, logits, params.vocab_limit, sequence.tokens[position + 1], params.prompt_top_logprobs);
+  if (!logprob.ok()) {
+    fail(sequence, message_of(logprob.status()));
+    return;
+  }
+  // Rows of a sequence come in order, though micro-batches may part them.
+  PromptLogprobs& piece = step_->prompt_logprobs[slice.plan_index];
+  if (piece.tokens.empty()) {
+    piece.seq = sequence.id;
+    piece.start = position + 1;
+  }
+  piece.tokens.push_back(*std::move(logprob));
 }
 
 void Worker::sample_row(const MicroBatchSlice& slice, std::span<float> logits) {
@@ -133,16 +161,14 @@ void Worker::sample_row(const MicroBatchSlice& slice, std::span<float> logits) {
   const uint32_t position = slice.start + slice.count;           // of the new token
   const uint32_t generated = position - sequence.prompt_tokens;  // before it
   const auto is_stop = [&](TokenId token) {
-    return !params.ignore_eos && std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(),
-                                           token) != params.stop_token_ids.end();
+    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
+           params.stop_token_ids.end();
   };
-  if (!params.ignore_eos && generated < params.min_tokens) {
-    for (TokenId token : params.stop_token_ids) {
-      if (token < logits.size()) logits[token] = -std::numeric_limits<float>::infinity();
-    }
-  }
+  kernels::SampleState state;
+  state.seen = sequence.counts.seen();
+  if (generated < params.min_tokens) state.forbidden = params.stop_token_ids;
   const float u = uniform_draw(params.seed, sequence.choice, position, DrawPurpose::kSample);
-  StatusOr<kernels::Sampled> sampled = kernels::sample(kernels_, logits, params, u);
+  StatusOr<kernels::Sampled> sampled = kernels::sample(kernels_, logits, params, u, state);
   if (!sampled.ok()) {
     fail(sequence, message_of(sampled.status()));
     return;
@@ -159,7 +185,7 @@ void Worker::sample_row(const MicroBatchSlice& slice, std::span<float> logits) {
     out.finish = FinishReason::kLength;
   }
   sequence.finished = out.finish != FinishReason::kNone;
-  sequence.tokens.push_back(out.token);
+  sequence.append(out.token);
   ++metrics_.sampled_tokens;
   step_->sampled.emplace_back(slice.plan_index, std::move(out));
 }
@@ -202,6 +228,22 @@ void Worker::finish_step() {
   std::sort(step.sampled.begin(), step.sampled.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [index, token] : step.sampled) step.result.sampled.push_back(std::move(token));
+  for (auto& [index, piece] : step.prompt_logprobs) {
+    const auto sequence = sequences_.find(piece.seq);
+    if (sequence == nullptr || sequence->ending) continue;  // perhaps not all of its rows were computed
+    const bool failed = std::any_of(step.result.failures.begin(), step.result.failures.end(),
+                                    [&](const auto& f) { return f.seq == piece.seq; });
+    if (!failed) step.result.prompt_logprobs.push_back(std::move(piece));
+  }
+  // No step that is still to come has rows of these.
+  for (const BatchPlan& later : plans_) {
+    for (const SeqId id : later.ends) {
+      const auto sequence = sequences_.find(id);
+      if (sequence == nullptr || sequence->released) continue;
+      sequence->released = true;
+      step.result.released.push_back(id);
+    }
+  }
   ++metrics_.steps;
   metrics_.compute_ns += step.result.compute_ns;
   metrics_.expert_wait_ns += step.result.expert_wait_ns;

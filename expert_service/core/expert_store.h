@@ -26,6 +26,7 @@ class ExpertStore {
   // 0: all is warm.
   uint64_t warm(uint64_t bytes);
   bool warming() const { return !cold_.empty(); }
+  uint64_t cold() const { return cold_.size(); }
 
  private:
   size_t index(uint32_t layer, uint32_t expert) const {

@@ -47,6 +47,7 @@ struct ShardMetrics {
   uint64_t reads_paused = 0;          // times max_queued_items was reached
   uint64_t weight_bytes_warmed = 0;
   uint64_t held_experts = 0;  // gauge, over all layers
+  uint64_t cold_experts = 0;  // gauge: of these, not yet read
   uint64_t queued_items = 0;  // gauge
   Nanos compute_ns = 0;
   std::vector<uint64_t> tokens;  // [layer * num_experts + expert] rows computed

@@ -85,6 +85,7 @@ void Shard::on_placement(const PlacementTable& table) {
 
 void Shard::warm_some() {
   metrics_.weight_bytes_warmed += store_.warm(options_.warm_slice_bytes);
+  metrics_.cold_experts = store_.cold();
   if (!store_.warming()) {
     epoch_.store(preparing_.value, std::memory_order_relaxed);
     ready_.store(welcomed_, std::memory_order_relaxed);

@@ -25,9 +25,13 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   const auto count = [&f](const char* key, uint32_t& member, uint32_t high, const char* unit,
                           const char* doc) { f.integer<uint32_t>(key, member, 1, high, unit, doc); };
   count("max_waiting_requests", o.max_waiting_requests, 10'000'000, "requests",
-        "Requests accepted and not yet started; past it submissions get RESOURCE_EXHAUSTED.");
+        "Requests accepted and not yet started, one with n choices counted n times; past it submissions get "
+        "RESOURCE_EXHAUSTED.");
   f.integer<uint64_t>("max_waiting_tokens", o.max_waiting_tokens, 1, 1ull << 40, "tokens",
                       "Prompt tokens of all waiting requests; past it submissions get RESOURCE_EXHAUSTED.");
+  f.integer<uint64_t>("max_prompt_logprob_values", o.max_prompt_logprob_values, 1, 1ull << 40, "numbers",
+                      "Prompt log-probabilities kept for all open requests: prompt tokens times (1 + those "
+                      "asked for beside each); past it submissions get RESOURCE_EXHAUSTED.");
   count("max_inbox_submissions", o.max_inbox_submissions, 10'000'000, "requests",
         "Submissions received and not yet looked at; past it they get RESOURCE_EXHAUSTED.");
   count("max_running_requests", o.max_running_requests, 1'000'000, "requests",
@@ -128,7 +132,7 @@ void router_fields(FieldList& f, RouterConfig& c) {
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
   f.address(
       "admin_listen", c.admin_listen, true,
-      "HTTP address of the admin routes (docs/api.md), which ask for no key: keep it on the loopback "
+      "HTTP address of the admin routes (docs/front_door.md), which ask for no key: keep it on the loopback "
       "interface. Empty: none.");
   f.text(
       "api_keys_file", c.api_keys_file,

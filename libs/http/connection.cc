@@ -8,6 +8,7 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/write.hpp>
 #include <cstdio>
+#include <utility>
 
 #include "libs/base/random.h"
 #include "libs/http/exchange.h"
@@ -19,6 +20,8 @@ constexpr Nanos kLingerTimeout = 2 * kSecond;
 constexpr size_t kLingerBytes =
     4 << 20;  // of a refused request, read and dropped so that the client sees the answer
 constexpr size_t kReadChunk = 4 << 10;
+// Of the kernel, for one connection; left to itself it grows to megabytes for a client that does not read.
+constexpr int kSendBufferBytes = 128 << 10;
 
 std::string draw_request_id() {
   char buffer[40];
@@ -83,12 +86,16 @@ void Connection::start() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     beast::error_code ignored;
     self->socket_.set_option(tcp::no_delay(true), ignored);
+    self->socket_.set_option(asio::socket_base::send_buffer_size(kSendBufferBytes), ignored);
+    self->socket_.non_blocking(true, ignored);
     self->read_header();
   });
 }
 
 void Connection::refuse() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
+    beast::error_code ignored;
+    self->socket_.non_blocking(true, ignored);
     self->phase_ = State::kHandling;
     self->request_id_ = draw_request_id();
     self->error_response(503, "too many connections; retry later");
@@ -109,16 +116,30 @@ void Connection::abort() {
 // --- timers ---
 
 void Connection::arm(Nanos after, void (Connection::*expired)()) {
-  const uint64_t serial = ++timer_serial_;
-  timer_.expires_after(std::chrono::nanoseconds(after));
-  timer_.async_wait([self = shared_from_this(), serial, expired](beast::error_code error) {
-    if (!error && serial == self->timer_serial_) (self.get()->*expired)();
-  });
+  due_ = steady_now() + after;
+  expired_ = expired;
+  if (timer_at_ > due_) wait_until(due_);
 }
 
 void Connection::disarm() {
-  ++timer_serial_;
-  timer_.cancel();
+  due_ = kNever;
+  expired_ = nullptr;
+}
+
+void Connection::wait_until(TimePoint when) {
+  timer_at_ = when;
+  const uint64_t serial = ++timer_serial_;
+  timer_.expires_at(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(when)));
+  timer_.async_wait([self = shared_from_this(), serial](beast::error_code error) {
+    if (!error && serial == self->timer_serial_) self->timer_due();
+  });
+}
+
+void Connection::timer_due() {
+  timer_at_ = kNever;
+  if (expired_ == nullptr) return;
+  if (steady_now() < due_) return wait_until(due_);
+  (this->*std::exchange(expired_, nullptr))();
 }
 
 // The pending read ends with operation_aborted; only then may the socket be read again (linger).
@@ -141,7 +162,7 @@ void Connection::read_header() {
   if (state_->draining.load() && buffer_.size() == 0 && serial_ > 0) return close();
   phase_ = buffer_.size() > 0 ? State::kReading : State::kIdle;
   ++serial_;
-  answered_ = complete_ = chunked_ = head_request_ = http_1_0_ = timed_out_ = false;
+  answered_ = complete_ = chunked_ = event_stream_ = head_request_ = http_1_0_ = timed_out_ = false;
   request_id_.clear();
   extra_headers_.clear();
   source_.reset();
@@ -314,6 +335,7 @@ void Connection::begin_stream(uint64_t serial, Response head, std::shared_ptr<St
   if (serial != serial_ || phase_ != State::kHandling || answered_) return;
   answered_ = true;
   chunked_ = !http_1_0_;
+  event_stream_ = head.content_type.starts_with("text/event-stream");
   if (!chunked_) keep_alive_ = false;  // the end of the body is the end of the connection
   source_ = std::move(source);
   send(head_of(head, std::nullopt));
@@ -322,17 +344,22 @@ void Connection::begin_stream(uint64_t serial, Response head, std::shared_ptr<St
 
 void Connection::pull(uint64_t serial) {
   if (serial != serial_ || phase_ != State::kHandling || !source_ || complete_) return;
-  if (out_bytes_ >= state_->options.limits.write_buffer_bytes) return;  // on_written pulls again
-  std::string body;
-  const bool more = source_->pull(body);
-  std::string bytes;
-  if (!body.empty()) {
-    if (chunked_) {
-      char size[24];
-      std::snprintf(size, sizeof size, "%zx\r\n", body.size());
-      bytes = size + body + "\r\n";
+  if (out_bytes_ >= state_->options.limits.write_buffer_bytes) return;  // all_written pulls again
+  // The chunk's size goes before it, once it is known: eight digits are kept free for it.
+  constexpr size_t kSizeLine = 10;
+  std::string bytes(chunked_ ? kSizeLine : 0, '0');
+  const bool more = source_->pull(bytes);
+  if (chunked_) {
+    const size_t size = bytes.size() - kSizeLine;
+    if (size == 0) {
+      bytes.clear();
     } else {
-      bytes = std::move(body);
+      constexpr char kDigits[] = "0123456789abcdef";
+      size_t rest = size;
+      for (size_t i = kSizeLine - 2; i-- > 0; rest >>= 4) bytes[i] = kDigits[rest & 15];
+      bytes[kSizeLine - 2] = '\r';
+      bytes[kSizeLine - 1] = '\n';
+      bytes += "\r\n";
     }
   }
   if (!more) {
@@ -356,28 +383,56 @@ void Connection::send(std::string bytes) {
 
 void Connection::write_some() {
   writing_ = true;
-  if (phase_ == State::kHandling) arm(state_->options.limits.write_timeout, &Connection::writing_too_slow);
-  const std::string& front = out_.front();
-  socket_.async_write_some(
-      asio::buffer(front.data() + out_offset_, front.size() - out_offset_),
-      [self = shared_from_this()](beast::error_code error, size_t bytes) { self->on_written(error, bytes); });
+  beast::error_code error;
+  while (!out_.empty()) {
+    const std::string& front = out_.front();
+    const size_t bytes =
+        socket_.write_some(asio::buffer(front.data() + out_offset_, front.size() - out_offset_), error);
+    if (error == asio::error::would_block || error == asio::error::try_again) {
+      if (phase_ == State::kHandling)
+        arm(state_->options.limits.write_timeout, &Connection::writing_too_slow);
+      return socket_.async_wait(tcp::socket::wait_write,
+                                [self = shared_from_this()](beast::error_code e) { self->on_writable(e); });
+    }
+    if (error) {
+      writing_ = false;
+      return close();
+    }
+    out_offset_ += bytes;
+    out_bytes_ -= bytes;
+    if (out_offset_ == front.size()) {
+      out_.pop_front();
+      out_offset_ = 0;
+    }
+  }
+  writing_ = false;
+  all_written();
 }
 
-void Connection::on_written(beast::error_code error, size_t bytes) {
-  writing_ = false;
+void Connection::on_writable(beast::error_code error) {
   if (phase_ == State::kClosed) return;
-  if (error) return close();
-  out_offset_ += bytes;
-  out_bytes_ -= bytes;
-  if (out_offset_ == out_.front().size()) {
-    out_.pop_front();
-    out_offset_ = 0;
+  if (error) {
+    writing_ = false;
+    return close();
   }
-  if (!out_.empty()) return write_some();
+  const uint64_t serial = serial_;
+  write_some();
+  if (!writing_) pull(serial);  // it may have been held back by what was waiting
+}
+
+void Connection::all_written() {
   if (phase_ != State::kHandling) return;  // only "100 Continue" so far
   disarm();
   if (complete_) return response_complete();
-  pull(serial_);
+  const Nanos ping_after = state_->options.limits.sse_ping_interval;
+  if (event_stream_ && ping_after > 0) arm(ping_after, &Connection::ping);
+}
+
+void Connection::ping() {
+  if (phase_ != State::kHandling || !source_ || complete_ || writing_) return;
+  state_->pings.fetch_add(1);
+  constexpr std::string_view kComment = ": keep-alive\n\n";
+  send(chunked_ ? "e\r\n" + std::string(kComment) + "\r\n" : std::string(kComment));
 }
 
 void Connection::response_complete() {
@@ -419,6 +474,7 @@ void Connection::close() {
   const bool unfinished = phase_ == State::kHandling;
   phase_ = State::kClosed;
   disarm();
+  timer_.cancel();  // its handler keeps this alive
   beast::error_code ignored;
   socket_.close(ignored);
   source_.reset();

@@ -36,7 +36,7 @@ struct ServerState {
   Handler handler;
   std::atomic<bool> draining{false};
   std::atomic<uint64_t> opened{0}, refused{0}, open{0}, requests{0}, malformed{0}, gone{0}, slow{0},
-      large_bodies{0}, large_headers{0};
+      large_bodies{0}, large_headers{0}, pings{0};
   std::mutex mutex;
   std::set<Connection*> connections;  // guarded by mutex; to reach them at drain and stop
 };
@@ -80,16 +80,23 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Answers and closes, whatever of the request was not read.
   void refuse_request(Response response);
   void send(std::string bytes);
+  // Writes what the socket takes at once; the rest when it can take more.
   void write_some();
-  void on_written(beast::error_code error, size_t bytes);
+  void on_writable(beast::error_code error);
+  void all_written();
+  void ping();
   void response_complete();
   void next_request();
   void linger();
   void discard();
   void close();
   void client_gone();
+  // One thing at a time is waited for. The wait itself is left alone where it ends early enough: on a busy
+  // stream the time moves on with every token, and a timer for each would cost more than the write.
   void arm(Nanos after, void (Connection::*expired)());
   void disarm();
+  void wait_until(TimePoint when);
+  void timer_due();
   void reading_too_slow();
   void writing_too_slow();
 
@@ -97,6 +104,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   tcp::socket socket_;
   asio::steady_timer timer_;
   uint64_t timer_serial_ = 0;
+  TimePoint timer_at_ = kNever;  // when the wait in progress ends
+  TimePoint due_ = kNever;
+  void (Connection::*expired_)() = nullptr;  // to call at due_
   beast::flat_buffer buffer_;
   std::optional<beast::http::request_parser<beast::http::string_body>> parser_;
   State phase_ = State::kIdle;
@@ -111,6 +121,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool answered_ = false;   // the response has begun
   bool complete_ = false;   // ... and all of it is queued
   bool chunked_ = false;
+  bool event_stream_ = false;
   std::shared_ptr<StreamSource> source_;
   std::function<void()> gone_;
   std::deque<std::string> out_;

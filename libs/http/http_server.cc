@@ -92,6 +92,7 @@ class HttpServerImpl : public HttpServer {
     counts.malformed = state_->malformed.load();
     counts.clients_gone = state_->gone.load();
     counts.slow_clients = state_->slow.load();
+    counts.sse_pings = state_->pings.load();
     counts.bodies_too_large = state_->large_bodies.load();
     counts.headers_too_large = state_->large_headers.load();
     return counts;

@@ -92,6 +92,9 @@ struct HttpLimits {
   Nanos header_timeout = 60 * kSecond;     // idle keep-alive, and until a header is complete
   Nanos body_timeout = 60 * kSecond;       // until a body is complete
   Nanos write_timeout = 60 * kSecond;      // without a byte taken by the client
+  // An event stream (text/event-stream) that was silent for so long gets a comment, so that nothing on the
+  // way takes it for dead; 0: never.
+  Nanos sse_ping_interval = 0;
 };
 
 struct HttpServerOptions {
@@ -111,6 +114,7 @@ struct HttpCounts {
   uint64_t malformed = 0;     // 400, 408, 413 and 431 of the server itself
   uint64_t clients_gone = 0;  // before their response was complete
   uint64_t slow_clients = 0;  // cut off at write_timeout
+  uint64_t sse_pings = 0;
   // Of the malformed ones:
   uint64_t bodies_too_large = 0;
   uint64_t headers_too_large = 0;

@@ -129,15 +129,32 @@ void combine_slots(Precision precision, const std::byte* const* rows, const floa
 
 // --- sampling
 // -----------------------------------------------------------------------------------------------------
+// A token that occurs in a sequence.
+struct SeenToken {
+  TokenId token = 0;
+  uint32_t output_count = 0;  // times it was generated; 0: it is only in the prompt
+};
+// What decides a draw beside logits and parameters.
+struct SampleState {
+  std::span<const SeenToken> seen;     // each token once; read only when the parameters have penalties
+  std::span<const TokenId> forbidden;  // beside those with a bias of -infinity
+};
 struct Sampled {
   TokenId token = 0;
-  float logprob = 0;  // of the untempered distribution
-  std::vector<TokenLogprob> top;
+  float logprob = 0;              // of the distribution before anything below
+  std::vector<TokenLogprob> top;  // top_logprobs of them, of the same
 };
-// temperature 0: the largest logit, ties to the lower id. Otherwise temperature, then top_k, top_p, min_p,
-// then one draw u in [0,1) over what is left in descending order (ties to the lower id). vocab_limit cuts ids
-// off first. A row with no finite logit is an error of the model: INTERNAL.
-StatusOr<Sampled> sample(const Context& ctx, std::span<const float> logits, const SamplingParams& params,
-                         float u);
+// vocab_limit cuts ids off first. Then forbidden tokens, logit_bias, repetition, frequency and presence
+// penalties (docs/numerics.md). temperature 0: the largest logit, ties to the lower id. Otherwise
+// temperature, then top_k, top_p, min_p, then one draw u in [0,1) over what is left in descending order (ties
+// to the lower id). A row with no finite logit is an error of the model: INTERNAL. FAILED_PRECONDITION when
+// every token is forbidden. The logits are changed and changed back.
+StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const SamplingParams& params, float u,
+                         const SampleState& state = {});
+
+// The log-probability of one token, below vocab_limit or not (then -infinity), and the `top` most likely.
+// Same numbers as sample's. INTERNAL for a row with no finite logit.
+StatusOr<PromptLogprob> token_logprob(const Context& ctx, std::span<const float> logits, uint32_t vocab_limit,
+                                      TokenId token, uint32_t top);
 
 }  // namespace conclave::kernels

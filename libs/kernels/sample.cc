@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "libs/base/check.h"
@@ -145,37 +147,120 @@ uint32_t draw(const Table& table, Descending& order, std::span<const float> logi
   return order.id(last);
 }
 
+// The distribution as the model gave it.
+struct Raw {
+  float max = 0;
+  double log_sum = 0;
+
+  static StatusOr<Raw> of(const Table& table, std::span<const float> logits) {
+    Raw raw;
+    raw.max = logits.empty() ? -INFINITY : table.max_of(logits.data(), logits.size());
+    if (!std::isfinite(raw.max)) return internal_error("the model gave no finite logit");
+    const float sum = table.exp_sum(logits.data(), logits.size(), raw.max, 1.0f);
+    if (std::isnan(sum)) return internal_error("the model gave a logit that is not a number");
+    raw.log_sum = static_cast<double>(raw.max) + std::log(static_cast<double>(sum));
+    return raw;
+  }
+  float logprob(float logit) const { return static_cast<float>(static_cast<double>(logit) - log_sum); }
+
+  std::vector<TokenLogprob> top(Descending& order, uint32_t count) const {
+    std::vector<TokenLogprob> result;
+    if (count == 0) return result;
+    const size_t n = std::min<size_t>(order.ensure(count), count);
+    for (size_t i = 0; i < n; ++i) result.push_back({order.id(i), logprob(order.logit(i))});
+    return result;
+  }
+};
+
+std::span<const float> cut(std::span<const float> logits, uint32_t vocab_limit) {
+  return vocab_limit != 0 && vocab_limit < logits.size() ? logits.first(vocab_limit) : logits;
+}
+
+// Changes the few logits that a request changes; puts them back when it goes.
+class Adjusted {
+ public:
+  Adjusted(std::span<float> logits, const SamplingParams& params, const SampleState& state)
+      : logits_(logits) {
+    for (const TokenId token : state.forbidden) set(token, -INFINITY);
+    for (const TokenBias& entry : params.logit_bias) {
+      if (entry.token < logits.size()) set(entry.token, logits[entry.token] + entry.bias);
+    }
+    if (!params.has_penalties()) return;
+    for (const SeenToken& seen : state.seen) {
+      if (seen.token >= logits.size()) continue;
+      float logit = logits[seen.token];
+      logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+      if (seen.output_count > 0) {
+        logit -= params.frequency_penalty * static_cast<float>(seen.output_count);
+        logit -= params.presence_penalty;
+      }
+      set(seen.token, logit);
+    }
+  }
+  ~Adjusted() { restore(); }
+  Adjusted(const Adjusted&) = delete;
+  Adjusted& operator=(const Adjusted&) = delete;
+
+  bool changed() const { return !saved_.empty(); }
+  void restore() {
+    for (; !saved_.empty(); saved_.pop_back()) logits_[saved_.back().first] = saved_.back().second;
+  }
+
+ private:
+  void set(TokenId token, float value) {
+    if (token >= logits_.size()) return;
+    saved_.emplace_back(token, logits_[token]);
+    logits_[token] = value;
+  }
+
+  std::span<float> logits_;
+  std::vector<std::pair<TokenId, float>> saved_;
+};
+
 }  // namespace
 
-StatusOr<Sampled> sample(const Context& ctx, std::span<const float> logits, const SamplingParams& params,
-                         float u) {
+StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const SamplingParams& params, float u,
+                         const SampleState& state) {
   const Table& table = table_of(ctx.isa);
-  if (params.vocab_limit != 0 && params.vocab_limit < logits.size())
-    logits = logits.first(params.vocab_limit);
+  logits = logits.first(cut(logits, params.vocab_limit).size());
   const FlushScope flush;
-  const float max = logits.empty() ? -INFINITY : table.max_of(logits.data(), logits.size());
-  if (!std::isfinite(max)) return internal_error("the model gave no finite logit");
-  const float sum = table.exp_sum(logits.data(), logits.size(), max, 1.0f);
-  if (std::isnan(sum)) return internal_error("the model gave a logit that is not a number");
-  const double log_sum = static_cast<double>(max) + std::log(static_cast<double>(sum));
-  const auto logprob = [&](uint32_t id) {
-    return static_cast<float>(static_cast<double>(logits[id]) - log_sum);
-  };
-
+  ASSIGN_OR_RETURN(const Raw raw, Raw::of(table, logits));
   Sampled result;
-  Descending order(table, logits);
-  if (params.top_logprobs > 0) {
-    const size_t n = std::min<size_t>(order.ensure(params.top_logprobs), params.top_logprobs);
-    for (size_t i = 0; i < n; ++i) result.top.push_back({order.id(i), logprob(order.id(i))});
+  std::optional<Descending> order(std::in_place, table, logits);
+  result.top = raw.top(*order, params.top_logprobs);
+
+  Adjusted adjusted(logits, params, state);
+  float max = raw.max;
+  if (adjusted.changed()) {
+    order.emplace(table, logits);
+    max = table.max_of(logits.data(), logits.size());
+    if (max == -INFINITY) {
+      return failed_precondition("every token is forbidden (logit_bias, min_tokens)");
+    }
+    if (!std::isfinite(max)) return internal_error("a logit left the range of numbers");
   }
   if (params.temperature == 0.0f) {
     uint32_t id = 0;
     while (logits[id] != max) ++id;
     result.token = id;
   } else {
-    result.token = draw(table, order, logits, max, params, u);
+    result.token = draw(table, *order, logits, max, params, u);
   }
-  result.logprob = logprob(result.token);
+  adjusted.restore();
+  result.logprob = raw.logprob(logits[result.token]);
+  return result;
+}
+
+StatusOr<PromptLogprob> token_logprob(const Context& ctx, std::span<const float> logits, uint32_t vocab_limit,
+                                      TokenId token, uint32_t top) {
+  const Table& table = table_of(ctx.isa);
+  logits = cut(logits, vocab_limit);
+  const FlushScope flush;
+  ASSIGN_OR_RETURN(const Raw raw, Raw::of(table, logits));
+  PromptLogprob result;
+  result.logprob = token < logits.size() ? raw.logprob(logits[token]) : -INFINITY;
+  Descending order(table, logits);
+  result.top = raw.top(order, top);
   return result;
 }
 

@@ -13,17 +13,29 @@ void PendingCompletion::on_refused(const Status& cause) {
 
 void PendingCompletion::on_tokens(const TokenEvent& event) {
   std::lock_guard lock(mutex_);
-  if (ended_) status_ = internal_error("an event after the end");
-  if (event.index != completion_.tokens.size()) {
-    status_ = internal_error("token index " + std::to_string(event.index) + " after " +
-                             std::to_string(completion_.tokens.size()) + " tokens");
+  if (event.choice > completion_.more.size()) {
+    status_ = internal_error("an event of choice " + std::to_string(event.choice));
+    return;
   }
-  completion_.tokens.insert(completion_.tokens.end(), event.tokens.begin(), event.tokens.end());
-  completion_.logprobs.insert(completion_.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+  Completion& choice = event.choice == 0 ? completion_ : completion_.more[event.choice - 1];
+  if (ended_ || choice.finish != FinishReason::kNone) status_ = internal_error("an event after the end");
+  if (event.index != choice.tokens.size()) {
+    status_ = internal_error("token index " + std::to_string(event.index) + " after " +
+                             std::to_string(choice.tokens.size()) + " tokens");
+  }
+  if (!event.prompt_logprobs.empty() && event.prompt_start != completion_.prompt_logprobs.size() + 1) {
+    status_ = internal_error("prompt log-probabilities from position " + std::to_string(event.prompt_start) +
+                             " after " + std::to_string(completion_.prompt_logprobs.size()));
+  }
+  const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  add(completion_.prompt_logprobs, event.prompt_logprobs);
+  add(choice.tokens, event.tokens);
+  add(choice.logprobs, event.logprobs);
+  add(choice.top_logprobs, event.top_logprobs);
   if (event.finish != FinishReason::kNone) {
-    completion_.finish = event.finish;
-    completion_.error = event.error;
-    ended_ = true;
+    choice.finish = event.finish;
+    choice.error = event.error;
+    ended_ = --running_ == 0;
   }
   changed_.notify_all();
 }

@@ -156,7 +156,7 @@ void LocalCluster::kill_worker(size_t index) { workers_.at(index)->stop(); }
 Status LocalCluster::wait_ready(Nanos limit) { return fleet_->wait_ready(limit); }
 
 std::shared_ptr<PendingCompletion> LocalCluster::submit(AcceptedRequest request) {
-  auto pending = std::make_shared<PendingCompletion>();
+  auto pending = std::make_shared<PendingCompletion>(request.choices);
   scheduler_->submit(std::move(request), pending);
   return pending;
 }

@@ -44,7 +44,8 @@ struct BatchPlan {
   std::vector<SequenceStart> starts;
   std::vector<PlanSlice> slices;
   // Sequences to forget before the step runs: finished, cancelled, past their deadline. Their blocks return
-  // to the scheduler's pool when this step has been reported.
+  // to the scheduler's pool when this step has been reported, or an earlier one released them. The worker
+  // leaves their rows out from when it has the plan.
   std::vector<SeqId> ends;
 };
 
@@ -78,6 +79,8 @@ struct StepResult {
   // A row of the plan that is not the prompt's last yields that of the next prompt token; of a sequence in
   // order, without gaps.
   std::vector<PromptLogprobs> prompt_logprobs;
+  // Ended by plans that wait, and not touched by anything after this step: their blocks are free already.
+  std::vector<SeqId> released;
   Nanos compute_ns = 0;      // busy time of the step
   Nanos expert_wait_ns = 0;  // of which waiting for experts
 };

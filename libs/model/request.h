@@ -67,6 +67,12 @@ Status validate(const SamplingParams& params);
 // The same with what depends on the model: token ids below vocab_size.
 Status validate(const SamplingParams& params, uint32_t vocab_size);
 
+// What a client already has of one choice: fed back after a scheduler restart, never generated again.
+struct DeliveredChoice {
+  std::vector<TokenId> tokens;
+  bool ended = false;  // its end too: the choice is not run again
+};
+
 struct AcceptedRequest {
   RequestId id;
   std::vector<TokenId> prompt;  // 1 .. context length - 1 ids, all below vocab_size
@@ -80,9 +86,9 @@ struct AcceptedRequest {
   // scheduler.
   Nanos time_left = 600 * kSecond;
   std::string tenant;  // for fairness later; empty: the default tenant
-  // Tokens of choice 0 that the client already has (replay after a scheduler restart): fed back, never
-  // generated again.
-  std::vector<TokenId> delivered;
+  // Replay after a scheduler restart: by choice; those past the end have nothing yet.
+  std::vector<DeliveredChoice> delivered;
+  uint32_t prompt_logprobs_delivered = 0;  // of how many prompt tokens the client has them
   // A scheduler acknowledged this request before: it must not be shed, whatever bound is reached (design rule
   // 2).
   bool resubmitted = false;
@@ -109,7 +115,8 @@ struct PromptLogprob {
 };
 
 // Tokens of one choice in order; `index` is the position of tokens[0] among the generated ones, so a repeat
-// or a gap is visible. A request ends exactly once per choice, with finish != kNone.
+// or a gap is visible. Every choice ends exactly once, with finish != kNone; the request is over when all its
+// choices are.
 struct TokenEvent {
   RequestId request;
   uint32_t choice = 0;

@@ -21,7 +21,8 @@ class RequestObserver {
   virtual void on_accepted() = 0;
   // Not accepted; nothing else follows.
   virtual void on_refused(const Status& cause) = 0;
-  // Tokens in order, the last with finish != kNone; nothing follows it.
+  // Tokens of each choice in order, its last with finish != kNone; nothing of that choice follows it, and
+  // nothing at all once every choice has ended.
   virtual void on_tokens(const TokenEvent& event) = 0;
 };
 
@@ -31,8 +32,10 @@ class SchedulerPort {
   // Any thread. Idempotent by RequestId. A remote port keeps the request and the tokens delivered, and
   // resubmits both to a restarted scheduler.
   virtual void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) = 0;
-  // Any thread. The observer still gets its last event (kCancelled), unless the request had already ended.
+  // Any thread. The observer still gets the last event of each choice that has not ended (kCancelled).
   virtual void cancel(RequestId id) = 0;
+  // Any thread. Ends one choice (a stop string at the gateway); the others go on.
+  virtual void cancel_choice(RequestId id, uint32_t choice) = 0;
   virtual FleetInfo fleet() const = 0;
 };
 

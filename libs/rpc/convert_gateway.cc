@@ -12,7 +12,12 @@ void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to) {
   to->set_choices(from.choices);
   to->set_time_left_ns(from.time_left);
   to->set_tenant(wire_text(from.tenant, kMaxNameBytes));
-  to->mutable_delivered()->Assign(from.delivered.begin(), from.delivered.end());
+  for (const DeliveredChoice& choice : from.delivered) {
+    pb::DeliveredChoice* out = to->add_delivered();
+    out->mutable_tokens()->Assign(choice.tokens.begin(), choice.tokens.end());
+    out->set_ended(choice.ended);
+  }
+  to->set_prompt_logprobs_delivered(from.prompt_logprobs_delivered);
   to->set_resubmitted(from.resubmitted);
   to->set_priority(from.priority);
   to->set_cache_salt(wire_text(from.cache_salt, kMaxCacheSaltBytes));
@@ -23,9 +28,7 @@ StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
   ASSIGN_OR_RETURN(to.id, from_proto(from.id()));
   if (from.prompt_size() == 0) return invalid_field("prompt", "prompt is empty");
   RETURN_IF_ERROR(check_count("prompt", from.prompt_size(), kMaxPositions));
-  RETURN_IF_ERROR(check_count("delivered", from.delivered_size(), kMaxPositions));
   for (uint32_t token : from.prompt()) RETURN_IF_ERROR(check_at_most("prompt", token, kMaxVocab));
-  for (uint32_t token : from.delivered()) RETURN_IF_ERROR(check_at_most("delivered", token, kMaxVocab));
   ASSIGN_OR_RETURN(to.sampling, from_proto(from.sampling()));
   RETURN_IF_ERROR(check_nonzero("choices", from.choices()));
   RETURN_IF_ERROR(check_at_most("choices", from.choices(), kMaxChoices));
@@ -36,7 +39,16 @@ StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
   to.choices = from.choices();
   to.time_left = from.time_left_ns();
   to.tenant = from.tenant();
-  to.delivered.assign(from.delivered().begin(), from.delivered().end());
+  RETURN_IF_ERROR(check_count("delivered", from.delivered_size(), from.choices()));
+  for (const pb::DeliveredChoice& choice : from.delivered()) {
+    RETURN_IF_ERROR(check_count("delivered.tokens", choice.tokens_size(), kMaxPositions));
+    for (uint32_t token : choice.tokens())
+      RETURN_IF_ERROR(check_at_most("delivered.tokens", token, kMaxVocab));
+    to.delivered.push_back({{choice.tokens().begin(), choice.tokens().end()}, choice.ended()});
+  }
+  RETURN_IF_ERROR(
+      check_at_most("prompt_logprobs_delivered", from.prompt_logprobs_delivered(), to.prompt.size()));
+  to.prompt_logprobs_delivered = from.prompt_logprobs_delivered();
   to.resubmitted = from.resubmitted();
   to.priority = from.priority();
   to.cache_salt = from.cache_salt();

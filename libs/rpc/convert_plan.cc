@@ -286,6 +286,7 @@ void to_proto(const StepResult& from, pb::StepResult* to) {
     out->set_start(piece.start);
     to_proto(piece.tokens, out->mutable_tokens());
   }
+  for (SeqId seq : from.released) to->add_released(seq.value);
   to->set_compute_ns(from.compute_ns);
   to->set_expert_wait_ns(from.expert_wait_ns);
 }
@@ -312,6 +313,11 @@ StatusOr<StepResult> from_proto(const pb::StepResult& from) {
   for (const pb::PromptLogprobs& piece : from.prompt_logprobs()) {
     ASSIGN_OR_RETURN(PromptLogprobs converted, piece_from_proto(piece));
     to.prompt_logprobs.push_back(std::move(converted));
+  }
+  RETURN_IF_ERROR(check_count("result.released", from.released_size(), kMaxPlanEntries));
+  for (uint64_t seq : from.released()) {
+    RETURN_IF_ERROR(check_nonzero("result.released", seq));
+    to.released.push_back(SeqId(seq));
   }
   to.compute_ns = from.compute_ns();
   to.expert_wait_ns = from.expert_wait_ns();

@@ -1,6 +1,7 @@
 #include "libs/rpc/open_requests.h"
 
 #include <algorithm>
+#include <string>
 
 namespace conclave::rpc {
 
@@ -26,6 +27,9 @@ void OpenRequests::add(AcceptedRequest request, std::shared_ptr<RequestObserver>
   open.patience = open.wait_until = now + submit_wait_;
   open.deadline = request.time_left > kNever - now ? kNever : now + request.time_left;
   open.request = std::move(request);
+  open.request.delivered.resize(open.request.choices);
+  open.choice_cancelled.resize(open.request.choices);
+  for (const DeliveredChoice& choice : open.request.delivered) open.running += !choice.ended;
   open.observer = std::move(observer);
   open.arrival = next_arrival_++;
   schedule(id, open);
@@ -66,8 +70,14 @@ OpenRequests::Resume OpenRequests::connected(TimePoint now) {
 
 void OpenRequests::disconnected(TimePoint now) {
   std::vector<RequestId> cancelled;
+  std::vector<std::pair<RequestId, uint32_t>> choices;
   for (auto& [id, open] : open_) {
     open.sent = false;
+    for (uint32_t choice = 0; choice < open.choice_cancelled.size(); ++choice) {
+      if (open.choice_cancelled[choice] && !open.request.delivered[choice].ended) {
+        choices.emplace_back(id, choice);
+      }
+    }
     if (open.cancelled) {
       cancelled.push_back(id);
     } else if (!open.accepted && open.wait_until == kNever) {
@@ -76,6 +86,12 @@ void OpenRequests::disconnected(TimePoint now) {
     }
   }
   // Nobody is there to end what its client cancelled; should the scheduler come back, it is told.
+  for (const auto& [id, choice] : choices) {
+    const auto at = open_.find(id);
+    if (at->second.cancelled) continue;
+    if (at->second.running == 1) cancel_later(id);
+    finish_choice(at, choice, FinishReason::kCancelled);
+  }
   for (RequestId id : cancelled) {
     cancel_later(id);
     const auto at = open_.find(id);
@@ -110,36 +126,62 @@ void OpenRequests::on_reply(RequestId id, const Status& status, TimePoint now) {
   }
 }
 
+namespace {
+
+// Drops the first `known` entries of a list that may be absent.
+template <class List>
+void cut(List& list, size_t known) {
+  if (!list.empty()) list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(known));
+}
+
+}  // namespace
+
 Status OpenRequests::on_tokens(const TokenEvent& event) {
   const auto at = open_.find(event.request);
   if (at == open_.end()) return OkStatus();
   Open& open = at->second;
+  if (event.choice >= open.request.choices) {
+    return data_loss("tokens of choice " + std::to_string(event.choice) + " of a request with " +
+                     std::to_string(open.request.choices));
+  }
   if (!open.accepted) {  // the acknowledgement of this connection is implied
     open.accepted = true;
     open.observer->on_accepted();
   }
-  std::vector<TokenId>& delivered = open.request.delivered;
-  const uint64_t have = delivered.size();
+  DeliveredChoice& choice = open.request.delivered[event.choice];
+  if (choice.ended) return OkStatus();  // a repeat
+  const uint64_t have = choice.tokens.size();
   if (event.index > have) {
     return data_loss("tokens of a request jump from index " + std::to_string(have) + " to " +
                      std::to_string(event.index));
   }
-  const size_t known = std::min<size_t>(have - event.index, event.tokens.size());
-  metrics_.duplicate_tokens += known;
   TokenEvent fresh = event;
-  if (known > 0) {
-    const auto cut = [known](auto& list) {
-      if (!list.empty()) list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(known));
-    };
-    cut(fresh.tokens);
-    cut(fresh.logprobs);
-    cut(fresh.top_logprobs);
+  if (const size_t known = std::min<size_t>(have - event.index, event.tokens.size()); known > 0) {
+    metrics_.duplicate_tokens += known;
+    cut(fresh.tokens, known);
+    cut(fresh.logprobs, known);
+    cut(fresh.top_logprobs, known);
   }
   fresh.index = static_cast<uint32_t>(have);
-  if (fresh.tokens.empty() && fresh.finish == FinishReason::kNone) return OkStatus();
-  delivered.insert(delivered.end(), fresh.tokens.begin(), fresh.tokens.end());
+  if (!event.prompt_logprobs.empty()) {
+    const uint32_t next = open.request.prompt_logprobs_delivered + 1;  // the position that is due
+    if (event.prompt_start > next) {
+      return data_loss("prompt log-probabilities of a request jump from position " + std::to_string(next) +
+                       " to " + std::to_string(event.prompt_start));
+    }
+    cut(fresh.prompt_logprobs, std::min<size_t>(next - event.prompt_start, event.prompt_logprobs.size()));
+    fresh.prompt_start = next;
+    open.request.prompt_logprobs_delivered += static_cast<uint32_t>(fresh.prompt_logprobs.size());
+  }
+  if (fresh.tokens.empty() && fresh.prompt_logprobs.empty() && fresh.finish == FinishReason::kNone) {
+    return OkStatus();
+  }
+  choice.tokens.insert(choice.tokens.end(), fresh.tokens.begin(), fresh.tokens.end());
   const std::shared_ptr<RequestObserver> observer = open.observer;
-  if (fresh.finish != FinishReason::kNone) erase(at);
+  if (fresh.finish != FinishReason::kNone) {
+    choice.ended = true;
+    if (--open.running == 0) erase(at);
+  }
   observer->on_tokens(fresh);
   return OkStatus();
 }
@@ -159,6 +201,23 @@ bool OpenRequests::cancel(RequestId id, bool connected) {
   } else {
     refuse(at, conclave::cancelled("the client cancelled the request"));
   }
+  return false;
+}
+
+bool OpenRequests::cancel_choice(RequestId id, uint32_t choice, bool connected) {
+  const auto at = open_.find(id);
+  if (at == open_.end()) return false;
+  Open& open = at->second;
+  if (choice >= open.request.choices || open.request.delivered[choice].ended) return false;
+  if (connected && open.sent) {
+    const bool tell = !open.cancelled && !open.choice_cancelled[choice];
+    open.choice_cancelled[choice] = true;
+    return tell;
+  }
+  if (!open.accepted) return false;
+  // The next scheduler learns it from what was delivered, or, when nothing is left to submit, by its id.
+  if (open.running == 1) cancel_later(id);
+  finish_choice(at, choice, FinishReason::kCancelled);
   return false;
 }
 
@@ -195,14 +254,33 @@ void OpenRequests::end_all() {
   }
 }
 
-void OpenRequests::finish(Map::iterator at, FinishReason reason, const std::string& error) {
+TokenEvent OpenRequests::end_event(const AcceptedRequest& request, uint32_t choice, FinishReason reason) {
   TokenEvent event;
-  event.request = at->first;
-  event.index = static_cast<uint32_t>(at->second.request.delivered.size());
+  event.request = request.id;
+  event.choice = choice;
+  event.index = static_cast<uint32_t>(request.delivered[choice].tokens.size());
   event.finish = reason;
-  event.error = error;
+  return event;
+}
+
+void OpenRequests::finish(Map::iterator at, FinishReason reason, const std::string& error) {
   const std::shared_ptr<RequestObserver> observer = at->second.observer;
+  std::vector<TokenEvent> events;
+  for (uint32_t choice = 0; choice < at->second.request.choices; ++choice) {
+    if (at->second.request.delivered[choice].ended) continue;
+    events.push_back(end_event(at->second.request, choice, reason));
+    events.back().error = error;
+  }
   erase(at);
+  for (const TokenEvent& event : events) observer->on_tokens(event);
+}
+
+void OpenRequests::finish_choice(Map::iterator at, uint32_t choice, FinishReason reason) {
+  Open& open = at->second;
+  const std::shared_ptr<RequestObserver> observer = open.observer;
+  const TokenEvent event = end_event(open.request, choice, reason);
+  open.request.delivered[choice].ended = true;
+  if (--open.running == 0) erase(at);
   observer->on_tokens(event);
 }
 

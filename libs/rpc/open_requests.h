@@ -57,6 +57,8 @@ class OpenRequests {
   Status on_tokens(const TokenEvent& event);
   // True when the scheduler must be told (only while connected); else the request has ended here.
   bool cancel(RequestId id, bool connected);
+  // The same for one choice. A choice of a request that nobody has accepted yet goes on.
+  bool cancel_choice(RequestId id, uint32_t choice, bool connected);
 
   // Ends what is past its deadline, or has waited too long for a scheduler (refused with `why`).
   void expire(TimePoint now, const Status& why);
@@ -71,7 +73,9 @@ class OpenRequests {
 
  private:
   struct Open {
-    AcceptedRequest request;  // `delivered` grows with each token
+    AcceptedRequest request;             // `delivered`, one for each choice, grows with each token
+    uint32_t running = 0;                // choices that have not ended
+    std::vector<bool> choice_cancelled;  // told to the scheduler
     std::shared_ptr<RequestObserver> observer;
     uint64_t arrival = 0;
     TimePoint deadline = kNever;
@@ -88,7 +92,11 @@ class OpenRequests {
 
   TimePoint expiry_of(const Open& open) const;
   void schedule(RequestId id, Open& open);
+  // Ends every choice that has not ended, and the request.
   void finish(Map::iterator at, FinishReason reason, const std::string& error);
+  // Ends one choice, and the request when it was the last.
+  void finish_choice(Map::iterator at, uint32_t choice, FinishReason reason);
+  static TokenEvent end_event(const AcceptedRequest& request, uint32_t choice, FinishReason reason);
   void refuse(Map::iterator at, Status cause);  // by value: it may lie in the entry
   void erase(Map::iterator at);
   void cancel_later(RequestId id);

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "conclave/v1/cluster.grpc.pb.h"
@@ -183,9 +184,10 @@ struct SchedulerClient::Impl {
     current->stream->write(std::move(message));
   }
 
-  void send_cancel(RequestId id) {
+  void send_cancel(RequestId id, std::optional<uint32_t> choice = std::nullopt) {
     pb::GatewayUp message;
     to_proto(id, message.mutable_cancel()->mutable_id());
+    if (choice) message.mutable_cancel()->set_choice(*choice);
     current->stream->write(std::move(message));
   }
 
@@ -208,6 +210,11 @@ struct SchedulerClient::Impl {
 
   void cancel(RequestId id) {
     if (open.cancel(id, up && current != nullptr)) send_cancel(id);
+    after_change();
+  }
+
+  void cancel_choice(RequestId id, uint32_t choice) {
+    if (open.cancel_choice(id, choice, up && current != nullptr)) send_cancel(id, choice);
     after_change();
   }
 
@@ -285,6 +292,12 @@ void SchedulerClient::submit(AcceptedRequest request, std::shared_ptr<RequestObs
 void SchedulerClient::cancel(RequestId id) {
   impl_->thread.loop().post([impl = impl_.get(), id] {
     if (!impl->stopping) impl->cancel(id);
+  });
+}
+
+void SchedulerClient::cancel_choice(RequestId id, uint32_t choice) {
+  impl_->thread.loop().post([impl = impl_.get(), id, choice] {
+    if (!impl->stopping) impl->cancel_choice(id, choice);
   });
 }
 

@@ -39,6 +39,7 @@ class SchedulerClient final : public SchedulerPort {
   // submit_wait, ALREADY_EXISTS for an id that is open here, or what the scheduler says.
   void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) override;
   void cancel(RequestId id) override;
+  void cancel_choice(RequestId id, uint32_t choice) override;
   // Not ready, with the reason, while there is no connection.
   FleetInfo fleet() const override;
 

@@ -141,9 +141,21 @@ Status Service::write_ready_file(bool is_started) const {
   return OkStatus();
 }
 
-void Service::started(const std::vector<std::pair<std::string, std::string>>& addresses) {
+void Service::started(const std::vector<std::pair<std::string, std::string>>& addresses, std::string phase,
+                      std::function<double()> fraction) {
   addresses_.insert(addresses_.end(), addresses.begin(), addresses.end());
-  startup_.done();
+  if (phase.empty()) {
+    startup_.done();
+  } else {
+    startup_.follow([state = state_, phase = std::move(phase),
+                     fraction = std::move(fraction)](StartupProgress& progress) {
+      std::lock_guard lock(state->mutex);
+      const std::vector<std::string> why =
+          state->reasons ? state->reasons() : std::vector<std::string>{"the service is stopping"};
+      if (why.empty()) return progress.done();
+      progress.set(phase, why.front(), fraction && state->reasons ? fraction() : -1);
+    });
+  }
   // One field an address, so that scripts can find a chosen port in the log too.
   const auto field = [this](size_t i) { return LogField(addresses_[i].first, addresses_[i].second); };
   const LogField pid("pid", static_cast<int64_t>(getpid()));

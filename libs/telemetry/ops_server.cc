@@ -68,6 +68,7 @@ class OpsServerImpl : public OpsServer {
                   reasons + "]}\n"};
     }
     if (request.path == "/startupz") {
+      if (hooks_.startup) hooks_.startup->refresh();
       const bool done = hooks_.startup == nullptr || hooks_.startup->is_done();
       return {done ? 200 : 503,
               "application/json",
@@ -100,6 +101,17 @@ void StartupProgress::done() {
   phase_ = "done";
   detail_.clear();
   fraction_ = 1;
+}
+
+void StartupProgress::follow(std::function<void(StartupProgress&)> look) {
+  std::lock_guard lock(look_mutex_);
+  look_ = std::move(look);
+}
+
+void StartupProgress::refresh() {
+  if (is_done()) return;
+  std::lock_guard lock(look_mutex_);
+  if (look_) look_(*this);
 }
 
 bool StartupProgress::is_done() const {

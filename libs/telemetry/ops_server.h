@@ -30,6 +30,10 @@ class StartupProgress {
   void set(std::string_view phase, std::string_view detail = "", double fraction = -1);
   void done();
   bool is_done() const;
+  // Asks `look` before each answer, until it is done or cleared with null: for what goes on after the process
+  // itself has started, such as weights that become warm. `look` calls set() or done(). Any thread.
+  void follow(std::function<void(StartupProgress&)> look);
+  void refresh();
   // {"done":..,"phase":..,"detail":..,"fraction":..,"elapsed_seconds":..}; the clock stops at done().
   std::string json() const;
 
@@ -40,6 +44,8 @@ class StartupProgress {
   std::string detail_;
   double fraction_ = -1;
   TimePoint finished_ = kNever;
+  std::mutex look_mutex_;
+  std::function<void(StartupProgress&)> look_;  // guarded by look_mutex_, called under it
 };
 
 class OpsServer {
@@ -47,7 +53,7 @@ class OpsServer {
   struct Hooks {
     std::function<Readiness()> readiness;      // called per /readyz on the server's thread
     const MetricsRegistry* metrics = nullptr;  // outlives the server
-    const StartupProgress* startup = nullptr;  // outlives the server; null: /startupz says done
+    StartupProgress* startup = nullptr;        // outlives the server; null: /startupz says done
   };
 
   // `listen` is "host:port"; port 0 takes a free one. A port in use or a bad address is a one-line status.

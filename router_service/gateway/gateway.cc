@@ -165,7 +165,7 @@ StatusOr<SamplingParams> Gateway::check(const GenerateRequest& request) const {
     const auto& chat = std::get<ChatPrompt>(request.prompt);
     if (chat.request.allow_special_tokens && !request.origin.trusted)
       return with_field(make_status(StatusCode::kPermissionDenied,
-                                    "allow_special_tokens is for trusted callers only (docs/api.md)"),
+                                    "allow_special_tokens is for trusted callers only (docs/front_door.md)"),
                         "allow_special_tokens");
     RETURN_IF_ERROR(
         check_bytes(chat.text_bytes, chat.largest_field.empty() ? request.prompt_field : chat.largest_field));

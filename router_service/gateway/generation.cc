@@ -135,6 +135,11 @@ void Generation::on_tokens(const TokenEvent& event) {
     if (failure.ok()) failure = choice.take(event);
     if (failure.ok() && was_running) failure = failure_of(event);
     if (was_running && choice.ended()) --running_;
+    // Its text ended it (a stop string): the scheduler, which has the request as these tokens show, need not
+    // go on with it.
+    if (was_running && choice.ended() && !closed_[event.choice] && running_ > 0) {
+      after.cancel_choice = event.choice;
+    }
     // The scheduler holds nothing of it any more: nothing to cancel there.
     if (std::find(closed_.begin(), closed_.end(), false) == closed_.end()) state_ = State::kPreparing;
     if (!failure.ok()) {
@@ -230,7 +235,11 @@ void Generation::note_update(After& after) {
 
 void Generation::run(After after) {
   after.place.reset();  // before anybody is told
-  if (after.cancel) scheduler_.cancel(id_);
+  if (after.cancel) {
+    scheduler_.cancel(id_);
+  } else if (after.cancel_choice) {
+    scheduler_.cancel_choice(id_, *after.cancel_choice);
+  }
   std::shared_ptr<const std::function<void()>> dropped;
   if (after.summary) {
     std::function<void(const Summary&)> on_end;

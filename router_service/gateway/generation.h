@@ -96,6 +96,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   // The rest expect the lock; `after` collects what to call once it is released.
   struct After {
     bool cancel = false;
+    std::optional<uint32_t> cancel_choice;
     std::shared_ptr<void> place;
     std::optional<Summary> summary;
     std::shared_ptr<const std::function<void()>> update;

@@ -1,8 +1,9 @@
-// Requests: submission, admission, results, ends. Members are in core_members.cc.
+// Requests: submission, admission, results. Their ends and what is sent are in core_send.cc, members in
+// core_members.cc.
 #include "scheduler/core/core.h"
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -25,17 +26,25 @@ Status check_tokens(std::string_view field, const std::vector<TokenId>& tokens, 
 Status check_shape(const AcceptedRequest& request) {
   const SamplingParams& sampling = request.sampling;
   if (request.prompt.empty()) return invalid_field("prompt", "is empty");
-  if (request.choices != 1) return invalid_field("n", "only 1 choice is supported");
-  if (sampling.max_tokens == 0) return invalid_field("max_tokens", "must be at least 1");
-  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
-    return invalid_field("temperature", "must be a number of 0 or more");
+  if (request.choices < 1 || request.choices > kMaxChoices) {
+    return invalid_field("n", "must be from 1 to " + std::to_string(kMaxChoices));
   }
-  if (!std::isfinite(sampling.top_p)) return invalid_field("top_p", "must be a number");
-  if (!std::isfinite(sampling.min_p)) return invalid_field("min_p", "must be a number");
-  if (request.delivered.size() > sampling.max_tokens) {
-    return invalid_field("delivered", "has " + std::to_string(request.delivered.size()) +
-                                          " tokens, more than max_tokens, " +
-                                          std::to_string(sampling.max_tokens));
+  RETURN_IF_ERROR(validate(sampling));
+  if (request.delivered.size() > request.choices) {
+    return invalid_field("delivered", "has more choices than n");
+  }
+  for (const DeliveredChoice& choice : request.delivered) {
+    if (choice.tokens.size() > sampling.max_tokens) {
+      return invalid_field("delivered", "has " + std::to_string(choice.tokens.size()) +
+                                            " tokens, more than max_tokens, " +
+                                            std::to_string(sampling.max_tokens));
+    }
+  }
+  if (request.prompt_logprobs_delivered >= request.prompt.size()) {
+    return invalid_field("prompt_logprobs_delivered", "is more than the prompt has");
+  }
+  if (request.cache_salt.size() > kMaxCacheSaltBytes) {
+    return invalid_field("cache_salt", "is longer than " + std::to_string(kMaxCacheSaltBytes) + " bytes");
   }
   return OkStatus();
 }
@@ -55,15 +64,19 @@ Status check_model(const AcceptedRequest& request, const FleetModel& model) {
                           ") together exceed the model's context of " + std::to_string(model.max_positions));
   }
   RETURN_IF_ERROR(check_tokens("prompt", request.prompt, model.vocab_size));
-  return check_tokens("delivered", request.delivered, model.vocab_size);
+  RETURN_IF_ERROR(validate(request.sampling, model.vocab_size));
+  for (const DeliveredChoice& choice : request.delivered) {
+    RETURN_IF_ERROR(check_tokens("delivered", choice.tokens, model.vocab_size));
+  }
+  return OkStatus();
 }
 
-// A replayed request may have everything already: all its tokens, or a stop token as the last one.
-FinishReason finish_of_delivered(const Request& request) {
-  const SamplingParams& sampling = request.accepted.sampling;
-  const size_t count = request.generated.size();
-  if (count > 0 && !sampling.ignore_eos && count > sampling.min_tokens &&
-      std::find(sampling.stop_token_ids.begin(), sampling.stop_token_ids.end(), request.generated.back()) !=
+// A replayed choice may have everything already: all its tokens, or a stop token as the last one.
+FinishReason finish_of_delivered(const Choice& choice) {
+  const SamplingParams& sampling = choice.request->accepted.sampling;
+  const size_t count = choice.generated.size();
+  if (count > 0 && count > sampling.min_tokens &&
+      std::find(sampling.stop_token_ids.begin(), sampling.stop_token_ids.end(), choice.generated.back()) !=
           sampling.stop_token_ids.end()) {
     return FinishReason::kStop;
   }
@@ -171,33 +184,53 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
     if (Status fits = check_capacity(event.request); !fits.ok()) {
       return refuse(counters_.requests_refused_invalid, fits);
     }
-    if (requests_.waiting().size() >= options_.max_waiting_requests) {
+    if (requests_.waiting().size() + event.request.choices > options_.max_waiting_requests) {
       return refuse(counters_.requests_refused_full,
                     resource_exhausted("the queue is full: " + std::to_string(options_.max_waiting_requests) +
                                        " requests wait (max_waiting_requests); try again later"));
     }
-    if (requests_.waiting_tokens() + event.request.prompt.size() > options_.max_waiting_tokens) {
+    const uint64_t tokens = event.request.prompt.size() * event.request.choices;
+    if (requests_.waiting_tokens() + tokens > options_.max_waiting_tokens) {
+      return refuse(counters_.requests_refused_full,
+                    resource_exhausted(
+                        "the queue is full: its requests have " + std::to_string(requests_.waiting_tokens()) +
+                        " prompt tokens, this one " + std::to_string(tokens) + ", max_waiting_tokens is " +
+                        std::to_string(options_.max_waiting_tokens) + "; try again later"));
+    }
+    const uint64_t values = Request::prompt_logprob_values(event.request);
+    if (values > options_.max_prompt_logprob_values) {
+      return refuse(counters_.requests_refused_invalid,
+                    invalid_field("prompt_logprobs", "needs " + std::to_string(values) +
+                                                         " numbers; max_prompt_logprob_values is " +
+                                                         std::to_string(options_.max_prompt_logprob_values)));
+    }
+    if (requests_.prompt_values() + values > options_.max_prompt_logprob_values) {
       return refuse(
           counters_.requests_refused_full,
-          resource_exhausted("the queue is full: its requests have " +
-                             std::to_string(requests_.waiting_tokens()) + " prompt tokens, this one " +
-                             std::to_string(event.request.prompt.size()) + ", max_waiting_tokens is " +
-                             std::to_string(options_.max_waiting_tokens) + "; try again later"));
+          resource_exhausted("open requests hold " + std::to_string(requests_.prompt_values()) +
+                             " prompt log-probabilities, this one needs " + std::to_string(values) +
+                             ", max_prompt_logprob_values is " +
+                             std::to_string(options_.max_prompt_logprob_values) + "; try again later"));
     }
   }
   ++counters_.requests_accepted;
   Request& request = requests_.add(std::move(event.request), event.gateway, now);
   request.checked = model.has_value();
   emit(ReplySubmit{event.gateway, id, OkStatus()});
-  if (const FinishReason finish = finish_of_delivered(request); finish != FinishReason::kNone) {
-    end_request(request, finish, "");
-  } else if (request.deadline <= now) {
-    end_request(request, FinishReason::kDeadline, "the deadline had passed on arrival");
+  for (Choice& choice : request.choices) {
+    if (choice.state == ChoiceState::kEnded) continue;
+    if (const FinishReason finish = finish_of_delivered(choice); finish != FinishReason::kNone) {
+      stop_choice(choice, finish, "");
+    }
   }
+  if (!request.ended() && request.deadline <= now) {
+    return end_request(request, FinishReason::kDeadline, "the deadline had passed on arrival");
+  }
+  flush(request);
 }
 
 void SchedulerCore::reattach(Request& request, Submit& event) {
-  if (request.accepted.prompt != event.request.prompt ||
+  if (request.accepted.prompt != event.request.prompt || request.accepted.choices != event.request.choices ||
       request.accepted.sampling.max_tokens != event.request.sampling.max_tokens ||
       request.accepted.sampling.seed != event.request.sampling.seed) {
     ++counters_.requests_refused_invalid;
@@ -206,13 +239,25 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
   }
   ++counters_.requests_reattached;
   requests_.attach(request, event.gateway);
-  const std::vector<TokenId>& delivered = event.request.delivered;
-  request.sent = static_cast<uint32_t>(delivered.size());
   emit(ReplySubmit{event.gateway, request.id(), OkStatus()});
-  const size_t common = std::min(delivered.size(), request.generated.size());
-  if (request.state != RequestState::kEnded &&
-      !std::equal(delivered.begin(), delivered.begin() + static_cast<ptrdiff_t>(common),
-                  request.generated.begin())) {
+  request.prompt_sent = std::max(event.request.prompt_logprobs_delivered, request.prompt_base - 1);
+  event.request.delivered.resize(request.choices.size());
+  bool mixed = false;
+  for (Choice& choice : request.choices) {
+    const DeliveredChoice& delivered = event.request.delivered[choice.index];
+    choice.sent = static_cast<uint32_t>(delivered.tokens.size());
+    choice.end_sent = delivered.ended;
+    if (choice.state == ChoiceState::kEnded) continue;
+    if (delivered.ended) {
+      stop_choice(choice, FinishReason::kCancelled, "");
+      continue;
+    }
+    const size_t common = std::min(delivered.tokens.size(), choice.generated.size());
+    mixed = mixed ||
+            !std::equal(delivered.tokens.begin(), delivered.tokens.begin() + static_cast<ptrdiff_t>(common),
+                        choice.generated.begin());
+  }
+  if (mixed) {
     return end_request(
         request, FinishReason::kError,
         "the tokens delivered before differ from those generated here: two numerics were mixed");
@@ -222,7 +267,13 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
 
 void SchedulerCore::handle(Cancel& event, TimePoint) {
   Request* request = requests_.find(event.request);
-  if (request == nullptr || request->state == RequestState::kEnded) return;
+  if (request == nullptr || request->ended()) return;
+  if (event.choice) {
+    if (*event.choice < request->choices.size()) {
+      end_choice(request->choices[*event.choice], FinishReason::kCancelled, "");
+    }
+    return;
+  }
   const auto gateway = request->gateway;
   end_request(*request, FinishReason::kCancelled, "");
   if (faults_.end_twice && gateway) {
@@ -262,41 +313,51 @@ void SchedulerCore::admit() {
   for (const auto& [incarnation, worker] : workers_) {
     if (members_.find(incarnation)->suspect) held.insert(incarnation);
   }
+  // By place: an admission, or the end of a request, takes entries out of the queue.
   for (auto it = requests_.waiting().begin(); it != requests_.waiting().end();) {
     if (held.size() == workers_.size() || requests_.running() >= options_.max_running_requests) return;
-    Request& request = *it->second;
-    ++it;  // admission takes the request out of the queue
+    Choice& choice = *it->second;
+    Request& request = *choice.request;
+    const QueuePlace place = it->first;
+    const auto next = [&] { it = requests_.waiting().upper_bound(place); };
     if (!request.checked) {
       request.checked = true;
       if (Status fits = check_model(request.accepted, *members_.model()); !fits.ok()) {
         end_request(request, FinishReason::kError, message_of(fits));
+        next();
         continue;
       }
     }
     std::vector<TokenId> known = request.accepted.prompt;
     if (faults_.replay_prompt_only) {
-      request.generated.clear();
+      choice.generated.clear();
     }
-    known.insert(known.end(), request.generated.begin(), request.generated.end());
+    known.insert(known.end(), choice.generated.begin(), choice.generated.end());
+    const bool wants_prompt = request.accepted.sampling.prompt_logprobs && choice.index == 0 &&
+                              request.prompt_next() < request.prompt_tokens();
     const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
-    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted),
-                           !request.accepted.sampling.prompt_logprobs};
+    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted), !wants_prompt};
     const auto best = choose_worker(known, request.max_positions(), prefix, held);
     if (best == nullptr) {
       for (const auto& [incarnation, worker] : workers_) {
         if (worker.pool().total() >= blocks) held.insert(incarnation);
       }
+      next();
       continue;
     }
     SequenceStart start;
     start.seq = SeqId(next_seq_++);
     start.request = request.id();
+    start.choice = choice.index;
     start.tokens = std::move(known);
     start.prompt_tokens = request.prompt_tokens();
     start.sampling = request.accepted.sampling;
-    requests_.set_running(request, best->first, start.seq);
+    start.prompt_logprobs_from = request.prompt_next();
+    start.sampling.prompt_logprobs = wants_prompt;
+    requests_.set_running(choice, best->first, start.seq);
     counters_.prompt_tokens_admitted += start.tokens.size();
     counters_.prompt_tokens_cached += best->second.admit(std::move(start), request.max_positions(), prefix);
+    next();
   }
 }
 
@@ -314,70 +375,28 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
   counters_.step_expert_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.expert_wait_ns));
   counters_.tokens_discarded += outcome->discarded;
   counters_.tokens_sampled += outcome->sampled.size();
+  for (PromptLogprobs& piece : outcome->prompt_logprobs) {
+    Choice* choice = requests_.find(piece.seq);
+    CONCLAVE_CHECK(choice != nullptr && piece.start == choice->request->prompt_next());
+    std::vector<PromptLogprob>& all = choice->request->prompt_logprobs;
+    std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(all));
+    send_prompt_logprobs(*choice->request);
+  }
   for (const SampledToken& token : outcome->sampled) {
-    Request* request = requests_.find(token.seq);
-    CONCLAVE_CHECK(request != nullptr);  // a sequence that has not ended has its request
-    requests_.append(*request, token);
+    Choice* choice = requests_.find(token.seq);
+    CONCLAVE_CHECK(choice != nullptr);  // a sequence that has not ended has its choice
+    requests_.append(*choice, token);
     if (token.finish != FinishReason::kNone) {
-      end_request(*request, token.finish, "");
+      end_choice(*choice, token.finish, "");
     } else {
-      flush(*request);
+      send_choice(*choice);
     }
   }
   for (const StepResult::Failure& failure : outcome->failures) {
-    Request* request = requests_.find(failure.seq);
+    Choice* choice = requests_.find(failure.seq);
     // A sequence may be reported both with its last token and as failed.
-    if (request != nullptr) end_request(*request, FinishReason::kError, failure.cause);
+    if (choice != nullptr) end_choice(*choice, FinishReason::kError, failure.cause);
   }
-}
-
-void SchedulerCore::end_request(Request& request, FinishReason reason, std::string error) {
-  switch (reason) {
-    case FinishReason::kStop:
-      ++counters_.requests_finished_stop;
-      break;
-    case FinishReason::kLength:
-      ++counters_.requests_finished_length;
-      break;
-    case FinishReason::kCancelled:
-      ++counters_.requests_cancelled;
-      break;
-    case FinishReason::kDeadline:
-      ++counters_.requests_deadline;
-      break;
-    case FinishReason::kError:
-    case FinishReason::kNone:
-      ++counters_.requests_failed;
-      break;
-  }
-  if (request.state == RequestState::kRunning) {
-    const auto worker = workers_.find(request.worker);
-    CONCLAVE_CHECK(worker != workers_.end() || faults_.forget_lost_worker);
-    if (worker != workers_.end()) worker->second.end(request.seq);
-  }
-  requests_.set_ended(request, reason, std::move(error));
-  flush(request);
-}
-
-void SchedulerCore::flush(Request& request) {
-  if (!request.gateway) return;
-  const bool ended = request.state == RequestState::kEnded;
-  const uint32_t count = static_cast<uint32_t>(request.generated.size());
-  const uint32_t from = std::min(request.sent, count);
-  if (from == count && !ended) return;
-  TokenEvent event;
-  event.request = request.id();
-  event.index = from;
-  event.tokens.assign(request.generated.begin() + from, request.generated.end());
-  if (request.accepted.sampling.logprobs) {
-    event.logprobs.assign(request.logprobs.begin() + from, request.logprobs.end());
-    event.top_logprobs.assign(request.top_logprobs.begin() + from, request.top_logprobs.end());
-  }
-  event.finish = request.finish;
-  event.error = request.error;
-  request.sent = std::max(request.sent, count);
-  emit(SendTokens{request.gateway, std::move(event)});
-  if (ended) requests_.erase(request);
 }
 
 }  // namespace conclave::scheduler

@@ -71,10 +71,15 @@ class SchedulerCore {
   std::pair<const Incarnation, WorkerPlanner>* choose_worker(std::span<const TokenId> known,
                                                              uint32_t max_positions, const PrefixUse& prefix,
                                                              const std::set<Incarnation>& held);
-  void end_request(Request& request, FinishReason reason, std::string error);
-  // Sends what the gateway has not seen; forgets a request whose end was sent: the reference may dangle
-  // afterwards.
+  // Ends one choice, or all that have not ended; the request may be gone afterwards.
+  void end_choice(Choice& choice, FinishReason reason, const std::string& error);
+  void end_request(Request& request, FinishReason reason, const std::string& error);
+  void stop_choice(Choice& choice, FinishReason reason, const std::string& error);
+  // Sends what the gateway has not seen; forgets a request all of whose ends were sent: the reference may
+  // dangle afterwards.
   void flush(Request& request);
+  void send_prompt_logprobs(Request& request);
+  void send_choice(Choice& choice);
   void publish_placements(TimePoint now);
   void update_fleet();
   Welcome welcome() const;

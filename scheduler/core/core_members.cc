@@ -98,9 +98,9 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
     return;
   }
   // Its sequences go back to their places in the queue with everything generated so far.
-  for (Request* request : requests_.running_on(hello.incarnation)) {
+  for (Choice* choice : requests_.running_on(hello.incarnation)) {
     if (faults_.forget_lost_worker) break;
-    requests_.set_waiting(*request);
+    requests_.set_waiting(*choice);
     ++counters_.sequences_replayed;
   }
   workers_.erase(hello.incarnation);
@@ -171,7 +171,7 @@ void SchedulerCore::run_timers(TimePoint now) {
   for (const DeadMember& member : dead) lose_member(member.session, member.cause, true, now);
   placement_.on_time(now);
   for (Request* request : requests_.expired(now)) {
-    if (request->state == RequestState::kEnded) {
+    if (request->ended()) {
       requests_.erase(*request);  // its gateway did not come back for the end
     } else if (request->deadline <= now) {
       end_request(*request, FinishReason::kDeadline, "the deadline has passed");

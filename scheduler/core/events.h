@@ -3,6 +3,7 @@
 // its *Lost event.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -41,6 +42,7 @@ struct Submit {
 struct Cancel {
   SessionId gateway;
   RequestId request;
+  std::optional<uint32_t> choice = std::nullopt;  // none: all of them
 };
 struct Tick {};  // time has passed
 

@@ -13,6 +13,7 @@ Status at_least_one(std::string_view field, uint64_t value) {
 Status SchedulerOptions::validate() const {
   RETURN_IF_ERROR(at_least_one("max_waiting_requests", max_waiting_requests));
   RETURN_IF_ERROR(at_least_one("max_waiting_tokens", max_waiting_tokens));
+  RETURN_IF_ERROR(at_least_one("max_prompt_logprob_values", max_prompt_logprob_values));
   RETURN_IF_ERROR(at_least_one("max_inbox_submissions", max_inbox_submissions));
   RETURN_IF_ERROR(at_least_one("max_running_requests", max_running_requests));
   RETURN_IF_ERROR(at_least_one("step_token_budget", step_token_budget));

@@ -13,10 +13,13 @@ struct SchedulerOptions {
 
   // Admission. Beyond max_waiting_* a new submission is refused with RESOURCE_EXHAUSTED; what was accepted
   // stays.
-  uint32_t max_waiting_requests = 4096;
+  uint32_t max_waiting_requests = 4096;     // a request with n choices counts n times
   uint64_t max_waiting_tokens = 8'000'000;  // prompt tokens of all waiting requests together
+  // Prompt log-probabilities kept for all open requests together: prompt tokens times (1 + those asked for
+  // beside each). A request that alone exceeds it is invalid.
+  uint64_t max_prompt_logprob_values = 8'000'000;
   uint32_t max_inbox_submissions = 16'384;  // handed to the loop and not yet read by the core
-  uint32_t max_running_requests = 512;      // on all workers together; further ones wait
+  uint32_t max_running_requests = 512;      // sequences on all workers together; further ones wait
 
   // Steps.
   uint32_t step_token_budget = 512;  // rows of one plan (also bounded by the worker's own max_batch_tokens)

@@ -17,16 +17,32 @@ Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoin
   request.arrival = next_arrival_++;
   request.deadline = now + std::clamp<Nanos>(request.accepted.time_left, 0, kMaxTimeLeft);
   request.gateway = gateway;
-  request.generated = std::move(request.accepted.delivered);
-  request.accepted.delivered = {};
-  request.sent = static_cast<uint32_t>(request.generated.size());
-  if (request.accepted.sampling.logprobs) {
-    request.logprobs.resize(request.generated.size());
-    request.top_logprobs.resize(request.generated.size());
+  request.prompt_sent = request.accepted.prompt_logprobs_delivered;
+  request.prompt_base = request.prompt_sent + 1;
+  request.choices.resize(request.accepted.choices);
+  request.accepted.delivered.resize(request.choices.size());
+  for (Choice& choice : request.choices) {
+    choice.request = &request;
+    choice.index = static_cast<uint32_t>(&choice - request.choices.data());
+    DeliveredChoice& delivered = request.accepted.delivered[choice.index];
+    if (delivered.ended) {
+      choice.state = ChoiceState::kEnded;
+      choice.end_sent = true;
+      continue;
+    }
+    ++request.live;
+    choice.generated = std::move(delivered.tokens);
+    choice.sent = static_cast<uint32_t>(choice.generated.size());
+    if (request.accepted.sampling.logprobs) {
+      choice.logprobs.resize(choice.generated.size());
+      choice.top_logprobs.resize(choice.generated.size());
+    }
+    waiting_.emplace(place_of(choice), &choice);
+    waiting_tokens_ += request.prompt_tokens();
   }
+  request.accepted.delivered.clear();
+  prompt_values_ += request.prompt_values();
   CONCLAVE_CHECK(requests_.emplace(request.id(), std::move(owned)).second);
-  waiting_.emplace(request.arrival, &request);
-  waiting_tokens_ += request.prompt_tokens();
   set_timer(request);
   return request;
 }
@@ -36,13 +52,14 @@ Request* RequestTable::find(RequestId id) {
   return it == requests_.end() ? nullptr : it->second.get();
 }
 
-Request* RequestTable::find(SeqId seq) {
+Choice* RequestTable::find(SeqId seq) {
   const auto it = by_seq_.find(seq);
   return it == by_seq_.end() ? nullptr : it->second;
 }
 
 void RequestTable::erase(Request& request) {
-  leave_state(request);
+  for (Choice& choice : request.choices) leave_state(choice);
+  prompt_values_ -= request.prompt_values();
   if (!request.gateway) --detached_;
   const RequestId id = request.id();
   timers_.erase({timer_set_.at(id), id});
@@ -50,38 +67,41 @@ void RequestTable::erase(Request& request) {
   requests_.erase(id);
 }
 
-void RequestTable::leave_state(Request& request) {
-  if (request.state == RequestState::kWaiting) {
-    waiting_.erase(request.arrival);
-    waiting_tokens_ -= request.prompt_tokens();
-  } else if (request.state == RequestState::kRunning) {
-    by_seq_.erase(request.seq);
-    request.seq = {};
-    request.worker = {};
+void RequestTable::leave_state(Choice& choice) {
+  if (choice.state == ChoiceState::kWaiting) {
+    waiting_.erase(place_of(choice));
+    waiting_tokens_ -= choice.request->prompt_tokens();
+  } else if (choice.state == ChoiceState::kRunning) {
+    by_seq_.erase(choice.seq);
+    choice.seq = {};
+    choice.worker = {};
   }
 }
 
-void RequestTable::set_waiting(Request& request) {
-  leave_state(request);
-  request.state = RequestState::kWaiting;
-  waiting_.emplace(request.arrival, &request);
-  waiting_tokens_ += request.prompt_tokens();
+void RequestTable::set_waiting(Choice& choice) {
+  leave_state(choice);
+  choice.state = ChoiceState::kWaiting;
+  waiting_.emplace(place_of(choice), &choice);
+  waiting_tokens_ += choice.request->prompt_tokens();
 }
 
-void RequestTable::set_running(Request& request, Incarnation worker, SeqId seq) {
-  leave_state(request);
-  request.state = RequestState::kRunning;
-  request.worker = worker;
-  request.seq = seq;
-  CONCLAVE_CHECK(by_seq_.emplace(seq, &request).second);
+void RequestTable::set_running(Choice& choice, Incarnation worker, SeqId seq) {
+  leave_state(choice);
+  choice.state = ChoiceState::kRunning;
+  choice.worker = worker;
+  choice.seq = seq;
+  CONCLAVE_CHECK(by_seq_.emplace(seq, &choice).second);
 }
 
-void RequestTable::set_ended(Request& request, FinishReason reason, std::string error) {
-  CONCLAVE_CHECK(request.state != RequestState::kEnded && reason != FinishReason::kNone);
-  leave_state(request);
-  request.state = RequestState::kEnded;
-  request.finish = reason;
-  request.error = std::move(error);
+void RequestTable::set_ended(Choice& choice, FinishReason reason, std::string error) {
+  CONCLAVE_CHECK(choice.state != ChoiceState::kEnded && reason != FinishReason::kNone);
+  leave_state(choice);
+  choice.state = ChoiceState::kEnded;
+  choice.finish = reason;
+  choice.error = std::move(error);
+  Request& request = *choice.request;
+  request.worst = std::max(request.worst, reason);
+  --request.live;
   set_timer(request);
 }
 
@@ -100,18 +120,17 @@ void RequestTable::detach(Request& request, TimePoint grace_until) {
   set_timer(request);
 }
 
-void RequestTable::append(Request& request, const SampledToken& token) {
-  request.generated.push_back(token.token);
-  if (request.accepted.sampling.logprobs) {
-    request.logprobs.push_back(token.logprob);
-    request.top_logprobs.push_back(token.top_logprobs);
+void RequestTable::append(Choice& choice, const SampledToken& token) {
+  choice.generated.push_back(token.token);
+  if (choice.request->accepted.sampling.logprobs) {
+    choice.logprobs.push_back(token.logprob);
+    choice.top_logprobs.push_back(token.top_logprobs);
   }
 }
 
 TimePoint RequestTable::timer_of(const Request& request) {
   // An ended request has no deadline any more, only the time it is kept for its gateway.
-  return request.state == RequestState::kEnded ? request.grace_until
-                                               : std::min(request.deadline, request.grace_until);
+  return request.ended() ? request.grace_until : std::min(request.deadline, request.grace_until);
 }
 
 void RequestTable::set_timer(Request& request) {
@@ -125,10 +144,10 @@ void RequestTable::set_timer(Request& request) {
   timers_.emplace(when, request.id());
 }
 
-std::vector<Request*> RequestTable::running_on(Incarnation worker) {
-  std::vector<Request*> result;
-  for (const auto& [seq, request] : by_seq_) {
-    if (request->worker == worker) result.push_back(request);
+std::vector<Choice*> RequestTable::running_on(Incarnation worker) {
+  std::vector<Choice*> result;
+  for (const auto& [seq, choice] : by_seq_) {
+    if (choice->worker == worker) result.push_back(choice);
   }
   return result;
 }
@@ -156,27 +175,40 @@ Status RequestTable::audit() const {
   size_t waiting = 0;
   size_t running = 0;
   uint32_t detached = 0;
+  uint64_t prompt_values = 0;
   for (const auto& [id, request] : requests_) {
     if (!request->gateway) ++detached;
     if (timer_set_.at(id) != timer_of(*request)) return internal_error("a request's timer is stale");
-    if (request->state == RequestState::kWaiting) {
-      ++waiting;
-      tokens += request->prompt_tokens();
-      const auto it = waiting_.find(request->arrival);
-      if (it == waiting_.end() || it->second != request.get())
-        return internal_error("a waiting request is not queued");
-    } else if (request->state == RequestState::kRunning) {
-      ++running;
-      const auto it = by_seq_.find(request->seq);
-      if (it == by_seq_.end() || it->second != request.get())
-        return internal_error("a running request has no sequence");
-    } else if (request->gateway) {
+    uint32_t live = 0;
+    prompt_values += request->prompt_values();
+    for (const Choice& choice : request->choices) {
+      if (choice.request != request.get()) return internal_error("a choice belongs to another request");
+      if (choice.state == ChoiceState::kEnded) continue;
+      ++live;
+      if (choice.state == ChoiceState::kWaiting) {
+        ++waiting;
+        tokens += request->prompt_tokens();
+        const auto it = waiting_.find(place_of(choice));
+        if (it == waiting_.end() || it->second != &choice) {
+          return internal_error("a waiting choice is not queued");
+        }
+      } else {
+        ++running;
+        const auto it = by_seq_.find(choice.seq);
+        if (it == by_seq_.end() || it->second != &choice) {
+          return internal_error("a running choice has no sequence");
+        }
+      }
+    }
+    if (live != request->live) return internal_error("a request's live choices are miscounted");
+    if (live == 0 && request->gateway) {
       return internal_error("an ended request is kept although its gateway is attached");
     }
   }
   if (waiting != waiting_.size()) return internal_error("the queue holds requests that do not wait");
   if (running != by_seq_.size()) return internal_error("a sequence has no running request");
   if (tokens != waiting_tokens_) return internal_error("waiting tokens are miscounted");
+  if (prompt_values != prompt_values_) return internal_error("prompt log-probabilities are miscounted");
   if (detached != detached_) return internal_error("detached requests are miscounted");
   if (timers_.size() != requests_.size() || timer_set_.size() != requests_.size()) {
     return internal_error("requests and timers differ in number");

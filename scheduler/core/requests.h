@@ -2,6 +2,7 @@
 // it has generated, what its gateway has seen, and when its time is up.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,20 +21,19 @@
 
 namespace conclave::scheduler {
 
-enum class RequestState : uint8_t {
+struct Request;
+
+enum class ChoiceState : uint8_t {
   kWaiting,  // for a worker with room
   kRunning,  // a worker has a sequence of it
-  kEnded,    // its end has yet to be sent; only while no gateway is attached
+  kEnded,
 };
 
-struct Request {
-  AcceptedRequest accepted;
-  uint64_t arrival = 0;  // order of acceptance, kept when it moves to another worker
-  TimePoint deadline = kNever;
-  bool checked = false;  // against the fleet's model
-  RequestState state = RequestState::kWaiting;
-  SessionId gateway;  // none: detached
-  TimePoint grace_until = kNever;
+// One of a request's n answers: a sequence of its own.
+struct Choice {
+  Request* request = nullptr;
+  uint32_t index = 0;
+  ChoiceState state = ChoiceState::kWaiting;
 
   std::vector<TokenId> generated;  // begins with what was delivered before
   std::vector<float> logprobs;     // as long as generated, where asked for
@@ -46,55 +46,97 @@ struct Request {
 
   FinishReason finish = FinishReason::kNone;  // kEnded
   std::string error;
+  bool end_sent = false;
+};
 
+struct Request {
+  AcceptedRequest accepted;
+  uint64_t arrival = 0;  // order of acceptance, kept when it moves to another worker
+  TimePoint deadline = kNever;
+  bool checked = false;  // against the fleet's model
+  SessionId gateway;     // none: detached
+  TimePoint grace_until = kNever;
+  std::vector<Choice> choices;               // as many for its whole life
+  uint32_t live = 0;                         // choices that have not ended
+  FinishReason worst = FinishReason::kNone;  // of the ends so far: the request's own, for counters
+
+  // Of the prompt's tokens, where asked for; the first entry is of position prompt_base.
+  std::vector<PromptLogprob> prompt_logprobs;
+  uint32_t prompt_base = 1;
+  uint32_t prompt_sent = 0;  // how many prompt tokens' the gateway has
+
+  // All choices have ended: kept until that was sent, while no gateway is attached.
+  bool ended() const { return live == 0; }
   uint32_t prompt_tokens() const { return static_cast<uint32_t>(accepted.prompt.size()); }
-  // Positions it takes when it generates all it may.
+  // Positions a choice takes when it generates all it may.
   uint32_t max_positions() const { return prompt_tokens() + accepted.sampling.max_tokens; }
+  // The prompt position whose log-probability is due next; prompt_tokens() when all are there.
+  uint32_t prompt_next() const { return prompt_base + static_cast<uint32_t>(prompt_logprobs.size()); }
+  // Numbers kept for its prompt log-probabilities at worst: what the scheduler's bound counts.
+  uint64_t prompt_values() const { return prompt_logprob_values(accepted); }
+  static uint64_t prompt_logprob_values(const AcceptedRequest& accepted) {
+    return accepted.sampling.prompt_logprobs
+               ? accepted.prompt.size() * (1ull + accepted.sampling.prompt_top_logprobs)
+               : 0;
+  }
   RequestId id() const { return accepted.id; }
+};
+
+// Order of admission: priority, then arrival, then choice.
+struct QueuePlace {
+  int32_t priority = 0;
+  uint64_t arrival = 0;
+  uint32_t choice = 0;
+  auto operator<=>(const QueuePlace&) const = default;
 };
 
 class RequestTable {
  public:
   Request& add(AcceptedRequest accepted, SessionId gateway, TimePoint now);
   Request* find(RequestId id);
-  Request* find(SeqId seq);
+  Choice* find(SeqId seq);
   void erase(Request& request);
 
-  void set_waiting(Request& request);
-  void set_running(Request& request, Incarnation worker, SeqId seq);
-  void set_ended(Request& request, FinishReason reason, std::string error);
+  void set_waiting(Choice& choice);
+  void set_running(Choice& choice, Incarnation worker, SeqId seq);
+  void set_ended(Choice& choice, FinishReason reason, std::string error);
 
   void attach(Request& request, SessionId gateway);
   void detach(Request& request, TimePoint grace_until);
   // Adds a sampled token.
-  void append(Request& request, const SampledToken& token);
+  void append(Choice& choice, const SampledToken& token);
 
-  // In order of arrival.
-  const std::map<uint64_t, Request*>& waiting() const { return waiting_; }
-  std::vector<Request*> running_on(Incarnation worker);
+  // Choices, in order of admission.
+  const std::map<QueuePlace, Choice*>& waiting() const { return waiting_; }
+  static QueuePlace place_of(const Choice& choice) {
+    return {choice.request->accepted.priority, choice.request->arrival, choice.index};
+  }
+  std::vector<Choice*> running_on(Incarnation worker);
   std::vector<Request*> of_gateway(SessionId gateway);
   // Deadline or grace is over.
   std::vector<Request*> expired(TimePoint now);
   TimePoint next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first; }
 
-  uint64_t waiting_tokens() const { return waiting_tokens_; }
+  uint64_t waiting_tokens() const { return waiting_tokens_; }  // prompts, once for each waiting choice
+  uint64_t prompt_values() const { return prompt_values_; }    // sum of Request::prompt_values
   uint32_t running() const { return static_cast<uint32_t>(by_seq_.size()); }
   uint32_t detached() const { return detached_; }
   size_t size() const { return requests_.size(); }
   Status audit() const;
 
  private:
-  void leave_state(Request& request);
+  void leave_state(Choice& choice);
   void set_timer(Request& request);
   static TimePoint timer_of(const Request& request);
 
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
-  std::map<uint64_t, Request*> waiting_;
-  std::map<SeqId, Request*> by_seq_;
+  std::map<QueuePlace, Choice*> waiting_;
+  std::map<SeqId, Choice*> by_seq_;
   std::set<std::pair<TimePoint, RequestId>> timers_;
   std::unordered_map<RequestId, TimePoint> timer_set_;
   uint64_t next_arrival_ = 1;
   uint64_t waiting_tokens_ = 0;
+  uint64_t prompt_values_ = 0;
   uint32_t detached_ = 0;
 };
 

@@ -45,6 +45,8 @@ uint32_t WorkerPlanner::admit(SequenceStart start, uint32_t max_positions, Prefi
   seq.known = static_cast<uint32_t>(start.tokens.size());
   seq.max_positions = max_positions;
   seq.next_sample = seq.known;
+  seq.prompt_tokens = start.prompt_tokens;
+  if (start.sampling.prompt_logprobs) seq.prompt_next = start.prompt_logprobs_from;
   seq.planned = cached;
   seq.tokens = start.tokens;
   seq.salt = std::move(prefix.salt);
@@ -94,6 +96,12 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
   }
   slice.sample = end >= seq.known;
   if (slice.sample) step.samples.push_back(id);
+  // The row at p yields the prompt token at p + 1.
+  const uint32_t prompt_end = std::min(end + 1, seq.prompt_tokens);
+  if (seq.prompt_next > 0 && seq.prompt_next < prompt_end) {
+    step.prompts.push_back({id, seq.prompt_next, prompt_end - seq.prompt_next});
+    seq.prompt_next = prompt_end;
+  }
   seq.planned = end;
   step.slices.push_back({id, end});
   if (!seq.introduced) {
@@ -105,7 +113,8 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
 }
 
 std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
-  if (in_flight_.size() >= limits_.steps_in_flight) return std::nullopt;
+  if (in_flight_.size() >= 2 * limits_.steps_in_flight) return std::nullopt;
+  ends_only = ends_only || working_steps() >= limits_.steps_in_flight;
   BatchPlan plan;
   Step step;
   PlanCounts counts;
@@ -138,6 +147,43 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
   in_flight_.push_back(std::move(step));
   last_plan_ = counts;
   return plan;
+}
+
+uint32_t WorkerPlanner::working_steps() const {
+  return static_cast<uint32_t>(std::count_if(in_flight_.begin(), in_flight_.end(),
+                                             [](const Step& step) { return !step.slices.empty(); }));
+}
+
+Status WorkerPlanner::check_prompts(const StepResult& result, const Step& step) const {
+  std::set<SeqId> answered;
+  for (const PromptLogprobs& piece : result.prompt_logprobs) {
+    const std::string name = "prompt log-probabilities of sequence " + std::to_string(piece.seq.value);
+    const auto want = std::find_if(step.prompts.begin(), step.prompts.end(),
+                                   [&](const Step::Prompt& p) { return p.seq == piece.seq; });
+    if (want == step.prompts.end() || !answered.insert(piece.seq).second) {
+      return invalid_field("prompt_logprobs", name + " are not due in the step");
+    }
+    if (piece.start != want->start || piece.tokens.size() != want->count) {
+      return invalid_field("prompt_logprobs", name + ": " + std::to_string(piece.tokens.size()) + " from " +
+                                                  std::to_string(piece.start) + " where " +
+                                                  std::to_string(want->count) + " from " +
+                                                  std::to_string(want->start) + " are due");
+    }
+  }
+  for (const StepResult::Failure& failure : result.failures) answered.insert(failure.seq);
+  for (const Step::Prompt& want : step.prompts) {
+    if (!answered.contains(want.seq) && !sequences_.at(want.seq).ended) {
+      return invalid_field("prompt_logprobs",
+                           "sequence " + std::to_string(want.seq.value) + " has none of those due");
+    }
+  }
+  for (const SeqId id : result.released) {
+    const auto it = sequences_.find(id);
+    if (it == sequences_.end() || !it->second.ended || !it->second.introduced) {
+      return invalid_field("released", "sequence " + std::to_string(id.value) + " has not been ended");
+    }
+  }
+  return OkStatus();
 }
 
 Status WorkerPlanner::check_result(const StepResult& result) const {
@@ -183,7 +229,7 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
       return invalid_field("sampled", "sequence " + std::to_string(id.value) + " has no token");
     }
   }
-  return OkStatus();
+  return check_prompts(result, step);
 }
 
 StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoint now) {
@@ -192,6 +238,9 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
   in_flight_.pop_front();
   owing_since_ = now;
   StepOutcome outcome;
+  for (const PromptLogprobs& piece : result.prompt_logprobs) {
+    if (!sequences_.at(piece.seq).ended) outcome.prompt_logprobs.push_back(piece);
+  }
   // What the step computed may be shared, unless its rows failed or were masked because their sequence ended.
   std::set<SeqId> failed;
   for (const StepResult::Failure& failure : result.failures) failed.insert(failure.seq);
@@ -219,6 +268,12 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
     if (sequences_.at(failure.seq).ended) continue;
     outcome.failures.push_back(failure);
     end(failure.seq);
+  }
+  for (const SeqId id : result.released) {
+    std::vector<BlockId>& blocks = sequences_.at(id).blocks;
+    if (faults_.leak_block && !blocks.empty()) blocks.pop_back();
+    pool_.release(blocks);
+    blocks.clear();
   }
   for (const SeqId id : step.ends) retire(id);
   return outcome;
@@ -278,7 +333,9 @@ Status WorkerPlanner::audit() const {
   RETURN_IF_ERROR(pool_.audit());
   if (promised != pool_.promised()) return internal_error("promises differ from the pool's count");
   if (live != running_.size()) return internal_error("running list differs from the live sequences");
-  if (in_flight_.size() > limits_.steps_in_flight) return internal_error("too many steps in flight");
+  if (working_steps() > limits_.steps_in_flight || in_flight_.size() > 2 * limits_.steps_in_flight) {
+    return internal_error("too many steps in flight");
+  }
   if (running_.size() > limits_.sequences) return internal_error("too many running sequences");
   return OkStatus();
 }

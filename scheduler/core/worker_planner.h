@@ -40,6 +40,7 @@ struct PrefixUse {
 struct StepOutcome {
   std::vector<SampledToken> sampled;
   std::vector<StepResult::Failure> failures;
+  std::vector<PromptLogprobs> prompt_logprobs;
   uint32_t discarded = 0;  // samples of sequences that had ended here
 };
 
@@ -67,7 +68,9 @@ class WorkerPlanner {
   void end(SeqId seq);
 
   // The next plan, or nullopt when the worker holds enough steps or there is nothing to say. Decodes first,
-  // then prefill in order of admission. With `ends_only` no slices are planned.
+  // then prefill in order of admission. With `ends_only`, or when the worker holds steps_in_flight steps with
+  // slices, no slices are planned: ends go out at once, so that a cancelled sequence leaves the running step
+  // and its pages are free after it. At most twice steps_in_flight plans are with the worker.
   std::optional<BatchPlan> plan(bool ends_only, TimePoint now);
 
   // Retires the oldest step. An error means that the worker broke the protocol: nothing was changed, and the
@@ -95,6 +98,8 @@ class WorkerPlanner {
     uint32_t planned = 0;      // positions [0, planned) have been granted
     uint32_t next_sample = 0;  // position of the next token to be reported
     uint32_t promised = 0;     // pages still to come
+    uint32_t prompt_tokens = 0;
+    uint32_t prompt_next = 0;  // prompt position whose log-probability is planned next; 0: not wanted
     std::vector<BlockId> blocks;
     std::vector<TokenId> tokens;  // known, then reported
     std::string salt;
@@ -112,9 +117,17 @@ class WorkerPlanner {
     std::vector<Granted> slices;
     std::vector<SeqId> samples;  // one token expected of each
     std::vector<SeqId> ends;
+    struct Prompt {
+      SeqId seq;
+      uint32_t start = 0;
+      uint32_t count = 0;
+    };
+    std::vector<Prompt> prompts;  // log-probabilities expected
   };
 
+  uint32_t working_steps() const;  // in flight, with slices
   Status check_result(const StepResult& result) const;
+  Status check_prompts(const StepResult& result, const Step& step) const;
   void add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& seq, uint32_t count);
   std::vector<BlockId> shareable_prefix(std::span<const TokenId> known, const PrefixUse& prefix) const;
   // Makes the full pages below `computed` shareable.

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <string>
 
 #include "libs/runtime/sim_executor.h"
 #include "tests/support/fake_transport.h"
@@ -217,11 +221,12 @@ TEST_F(WorkerTest, FinishReasons) {
   ASSERT_EQ(got.size(), stops_at);
   EXPECT_EQ(got.back(), std::make_pair(want[1], FinishReason::kStop));
 
+  // ignore_eos drops the checkpoint's own ids at the gateway; those that are here still count.
   start.seq = SeqId(4);
   start.sampling.ignore_eos = true;
   got = finish(4, start, 4);
-  ASSERT_EQ(got.size(), 4u);
-  EXPECT_EQ(got[3].first, want[3]);
+  ASSERT_EQ(got.size(), stops_at);
+  EXPECT_EQ(got.back(), std::make_pair(want[1], FinishReason::kStop));
 
   start.seq = SeqId(5);
   start.sampling.ignore_eos = false;
@@ -416,6 +421,195 @@ TEST_F(WorkerTest, ObserverSeesEveryPosition) {
   const auto& row = seen[17];
   EXPECT_EQ(row.size(), model.spec.vocab_size);
   EXPECT_EQ(std::max_element(row.begin(), row.end()) - row.begin(), tokens[0]);
+}
+
+// --- penalties, bias, prompt log-probabilities
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+class WorkerSamplingTest : public WorkerTest {
+ protected:
+  // Runs a sequence to its end and forgets it: what was sampled, and its prompt's log-probabilities.
+  std::vector<SampledToken> generate(SequenceStart start, uint32_t chunk = 64) {
+    const auto known = static_cast<uint32_t>(start.tokens.size());
+    const uint32_t steps = start.sampling.max_tokens - (known - start.prompt_tokens);
+    const SeqId seq = start.seq;
+    BatchPlan p;
+    p.starts = {std::move(start)};
+    std::vector<SampledToken> out;
+    prompt_rows.clear();
+    failure.clear();
+    const auto step = [&] {
+      plan(p);
+      run();
+      p = {};
+      for (const SampledToken& token : last().sampled) out.push_back(token);
+      for (const PromptLogprobs& piece : last().prompt_logprobs) {
+        if (prompt_rows.empty()) prompt_start = piece.start;
+        EXPECT_EQ(piece.start, prompt_start + prompt_rows.size());
+        prompt_rows.insert(prompt_rows.end(), piece.tokens.begin(), piece.tokens.end());
+      }
+      for (const auto& f : last().failures) failure = f.cause;
+    };
+    for (uint32_t at = 0; at < known; at += chunk) {
+      const uint32_t count = std::min(chunk, known - at);
+      PlanSlice slice{seq, at, count, at + count == known, {}};
+      for (uint32_t b = (at + 15) / 16; b < (at + count + 15) / 16; ++b) slice.new_blocks.push_back(b);
+      p.slices = {slice};
+      step();
+    }
+    for (uint32_t i = 0; i + 1 < steps; ++i) {
+      const uint32_t at = known + i;
+      p.slices = {{seq, at, 1, true, {}}};
+      if (at % 16 == 0) p.slices[0].new_blocks = {at / 16};
+      step();
+    }
+    p.ends = {seq};
+    step();
+    return out;
+  }
+  static std::vector<TokenId> tokens_of(const std::vector<SampledToken>& sampled) {
+    std::vector<TokenId> out;
+    for (const SampledToken& s : sampled) out.push_back(s.token);
+    return out;
+  }
+
+  std::vector<PromptLogprob> prompt_rows;
+  uint32_t prompt_start = 0;
+  std::string failure;
+};
+
+TEST_F(WorkerSamplingTest, PenaltiesActOnGreedyTooAndAReplayGivesTheSameTokens) {
+  make();
+  const auto plain = tokens_of(generate(sequence(1, prompt, 9)));
+  uint64_t seq = 2;
+  size_t changed = 0;
+  for (const float temperature : {0.0f, 1.0f}) {
+    for (int kind = kSanitized ? 3 : 0; kind < 4; ++kind) {
+      SequenceStart start = sequence(seq++, prompt, 9);
+      start.sampling.temperature = temperature;
+      start.sampling.seed = 5;
+      if (kind == 0 || kind == 3) start.sampling.repetition_penalty = 1.5f;
+      if (kind == 1 || kind == 3) start.sampling.presence_penalty = 1.0f;
+      if (kind == 2 || kind == 3) start.sampling.frequency_penalty = 1.0f;
+      const auto want = tokens_of(generate(start));
+      ASSERT_EQ(want.size(), 9u);
+      changed += temperature == 0 && want != plain;
+      for (const uint32_t delivered : {1u, 8u}) {
+        SequenceStart replay = start;
+        replay.seq = SeqId(seq++);
+        replay.tokens.insert(replay.tokens.end(), want.begin(), want.begin() + delivered);
+        const auto rest = tokens_of(generate(replay));
+        EXPECT_TRUE(std::equal(rest.begin(), rest.end(), want.begin() + delivered, want.end()))
+            << "kind " << kind << ", " << delivered << " delivered";
+      }
+    }
+  }
+  EXPECT_GT(changed, 0u);
+}
+
+TEST_F(WorkerSamplingTest, ABiasForcesOrForbidsAndLogprobsStayThoseOfTheModel) {
+  make();
+  SequenceStart start = sequence(1, prompt, 3);
+  start.sampling.top_logprobs = 2;
+  const auto plain = generate(start);
+  start = sequence(2, prompt, 3);
+  start.sampling.top_logprobs = 2;
+  start.sampling.logit_bias = {{42, 1e9f}};
+  const auto forced = generate(start);
+  EXPECT_EQ(tokens_of(forced), (std::vector<TokenId>{42, 42, 42}));
+  EXPECT_EQ(forced[0].top_logprobs[0].token, plain[0].top_logprobs[0].token);
+  EXPECT_EQ(forced[0].top_logprobs[0].logprob, plain[0].top_logprobs[0].logprob);
+  EXPECT_LT(forced[0].logprob, plain[0].logprob);
+  start = sequence(3, prompt, 3);
+  start.sampling.logit_bias = {{plain[0].token, -std::numeric_limits<float>::infinity()}};
+  for (const SampledToken& s : generate(start)) EXPECT_NE(s.token, plain[0].token);
+}
+
+TEST_F(WorkerSamplingTest, WhenEveryTokenIsForbiddenTheSequenceFailsWithThatCause) {
+  make();
+  SequenceStart start = sequence(1, prompt, 1);
+  for (TokenId t = 0; t < model.spec.vocab_size; ++t) {
+    start.sampling.logit_bias.push_back({t, -std::numeric_limits<float>::infinity()});
+  }
+  EXPECT_TRUE(generate(start).empty());
+  EXPECT_NE(failure.find("every token is forbidden"), std::string::npos) << failure;
+  const auto fine = generate(sequence(2, prompt, 2));  // and no other
+  EXPECT_EQ(fine.size(), 2u);
+}
+
+TEST_F(WorkerSamplingTest, PromptLogprobsAreThoseOfTheLogitsHoweverThePromptIsCut) {
+  std::map<uint32_t, std::vector<float>> seen;
+  options.logits_observer = [&](RequestId, uint32_t position, std::span<const float> logits) {
+    seen[position].assign(logits.begin(), logits.end());
+  };
+  options.max_logit_rows = 5;
+  options.micro_batch_min_rows = 4;
+  make();
+  std::vector<TokenId> text = prompt;
+  for (TokenId t = 0; t < 30; ++t) text.push_back((t * 13 + 5) % model.spec.vocab_size);
+  std::vector<PromptLogprob> first;
+  uint64_t seq = 1;
+  for (const uint32_t chunk : {64u, 7u, 1u, 16u, 33u}) {
+    if (kSanitized && seq > 2) break;
+    SequenceStart start = sequence(seq++, text, 2);
+    start.sampling.prompt_logprobs = true;
+    start.sampling.prompt_top_logprobs = 3;
+    EXPECT_EQ(generate(start, chunk).size(), 2u);
+    ASSERT_EQ(prompt_rows.size(), text.size() - 1);
+    EXPECT_EQ(prompt_start, 1u);
+    if (first.empty()) first = prompt_rows;
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_EQ(prompt_rows[i].logprob, first[i].logprob) << i << ", chunk " << chunk;
+      ASSERT_EQ(prompt_rows[i].top.size(), 3u);
+      for (size_t k = 0; k < 3; ++k) {
+        EXPECT_EQ(prompt_rows[i].top[k].token, first[i].top[k].token);
+        EXPECT_EQ(prompt_rows[i].top[k].logprob, first[i].top[k].logprob);
+      }
+    }
+  }
+  for (size_t i = 0; i < first.size(); ++i) {
+    const std::vector<float>& row = seen.at(static_cast<uint32_t>(i));
+    double sum = 0;
+    for (const float x : row) sum += std::exp(static_cast<double>(x));
+    EXPECT_NEAR(first[i].logprob, row[text[i + 1]] - std::log(sum), 2e-5) << i;
+    EXPECT_EQ(first[i].top[0].token, std::max_element(row.begin(), row.end()) - row.begin());
+  }
+  // A later sequence of the request reports only what is missing.
+  SequenceStart start = sequence(seq++, text, 2);
+  start.sampling.prompt_logprobs = true;
+  start.prompt_logprobs_from = 40;
+  generate(start, 16);
+  EXPECT_EQ(prompt_start, 40u);
+  ASSERT_EQ(prompt_rows.size(), text.size() - 40);
+  EXPECT_EQ(prompt_rows[0].logprob, first[39].logprob);
+}
+
+TEST_F(WorkerTest, WhatAPlanThatWaitsEndsIsReportedAsReleasedWithTheRunningStep) {
+  make();
+  BatchPlan p;
+  p.starts = {sequence(2, prompt), sequence(3, {1, 2, 3})};
+  p.slices = {{SeqId(2), 0, 18, true, {8, 9}}, {SeqId(3), 0, 3, true, {10}}};
+  plan(p);
+  settle();
+  BatchPlan decode;
+  decode.slices = {{SeqId(2), 18, 1, true, {}}, {SeqId(3), 3, 1, true, {}}};
+  plan(decode);
+  p = {};
+  p.ends = {SeqId(2)};
+  plan(p);
+  run();
+  const auto results = link.all<StepResult>();
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_EQ(results[0].released, std::vector<SeqId>{SeqId(2)});
+  EXPECT_TRUE(results[1].released.empty());
+  ASSERT_EQ(results[1].sampled.size(), 1u);
+  EXPECT_EQ(results[1].sampled[0].seq, SeqId(3));
+  EXPECT_TRUE(results[2].released.empty());
 }
 
 }  // namespace

@@ -20,7 +20,9 @@ bool has(const std::string& text, const std::string& what) { return text.find(wh
 
 // What the scripted model says after this prompt.
 std::string scripted(const std::string& prompt) {
-  const std::string turn = prompt.substr(prompt.rfind("]~b]user"));
+  const size_t user = prompt.rfind("]~b]user");
+  if (user == std::string::npos) return "No conversation.";  // the router's warm-up token
+  const std::string turn = prompt.substr(user);
   const size_t result = turn.rfind("<response>");
   if (result != std::string::npos) {
     const size_t begin = result + 10;

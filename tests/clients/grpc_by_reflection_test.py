@@ -56,6 +56,13 @@ class Inference(ByReflection):
         self.assertTrue(info.has_chat_template)
         self.assertGreater(info.context_length, 0)
 
+    def test_choices_with_logprobs(self):
+        answer = self.call("Generate", text="abc", n=2, max_tokens=4, temperature=1, seed=3, ignore_eos=True,
+                           logprobs=True, top_logprobs=2, prompt_logprobs=1)
+        self.assertEqual([len(choice.logprobs) for choice in answer.choices], [4, 4])
+        self.assertEqual(len(answer.choices[0].logprobs[0].top), 2)
+        self.assertEqual(len(answer.prompt_logprobs), answer.usage.prompt_tokens - 1)
+
     def test_abort(self):
         request = self.message("GenerateRequest")(text="abc", max_tokens=400, ignore_eos=True, request_id="to-abort")
         stream = self.method("GenerateStream", self.channel.unary_stream)(request)

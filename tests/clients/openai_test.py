@@ -52,6 +52,21 @@ class OpenAiCompletions(unittest.TestCase):
         self.assertEqual(stopped.choices[0].text, text[:text.index(stop)])
         self.assertEqual(stopped.choices[0].finish_reason, "stop")
 
+    def test_choices(self):
+        asked = dict(model=MODEL, prompt="abc", n=3, max_tokens=12, temperature=1.0, seed=7,
+                     extra_body={"ignore_eos": True})
+        whole = self.client.completions.create(**asked)
+        self.assertEqual([choice.index for choice in whole.choices], [0, 1, 2])
+        self.assertEqual(whole.usage.completion_tokens, 36)
+        self.assertEqual([c.text for c in self.client.completions.create(**asked).choices],
+                         [c.text for c in whole.choices])
+        alone = self.client.completions.create(**dict(asked, n=1))
+        self.assertEqual(alone.choices[0].text, whole.choices[0].text)
+        texts = ["", "", ""]
+        for chunk in self.client.completions.create(**asked, stream=True):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        self.assertEqual(texts, [choice.text for choice in whole.choices])
+
     def test_several_prompts(self):
         asked = dict(model=MODEL, max_tokens=6, temperature=0)
         both = self.client.completions.create(prompt=["one", "two three"], **asked)
@@ -68,6 +83,31 @@ class OpenAiCompletions(unittest.TestCase):
             self.assertIn(token, top)
             self.assertAlmostEqual(max(top.values()), logprob, places=4)  # greedy
         self.assertEqual(logprobs.text_offset[0], 0)
+
+    def test_echo_with_logprobs(self):
+        prompt = "Once upon a time"
+        answer = self.client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, echo=True, logprobs=1)
+        choice = answer.choices[0]
+        self.assertEqual(choice.text, prompt)
+        self.assertEqual("".join(choice.logprobs.tokens), prompt)
+        self.assertIsNone(choice.logprobs.token_logprobs[0])
+        self.assertTrue(all(value <= 0 for value in choice.logprobs.token_logprobs[1:]))
+        self.assertEqual(answer.usage.completion_tokens, 0)
+
+    def test_penalties_and_bias(self):
+        asked = dict(model=MODEL, prompt=[65, 66, 67], max_tokens=8, temperature=0)
+        ids = lambda answer: answer.choices[0].model_extra["token_ids"]
+        plain = ids(self.client.completions.create(**asked, extra_body={"return_token_ids": True, "ignore_eos": True}))
+        biased = self.client.completions.create(
+            **asked, logit_bias={str(plain[0]): -100}, extra_body={"return_token_ids": True, "ignore_eos": True})
+        self.assertNotIn(plain[0], ids(biased))
+        forced = self.client.completions.create(
+            **asked, logit_bias={"70": 100}, extra_body={"return_token_ids": True, "ignore_eos": True})
+        self.assertEqual(ids(forced), [70] * 8)
+        varied = self.client.completions.create(
+            **asked, frequency_penalty=2, presence_penalty=2,
+            extra_body={"return_token_ids": True, "ignore_eos": True, "repetition_penalty": 100.0})
+        self.assertEqual(len(set(ids(varied))), 8)
 
     def test_bad_input(self):
         with self.assertRaises(openai.BadRequestError) as caught:

@@ -100,15 +100,18 @@ void ProcessCluster::start_shard(size_t index) {
   shards[index] = Process::start("conclave-expert", member_arguments(name), log_path(name));
 }
 
-void ProcessCluster::start_router() {
+void ProcessCluster::start_router(std::vector<std::string> more_arguments) {
   std::filesystem::remove(ready_path("router"));
-  router =
-      Process::start("conclave-router",
-                     {"--model", ClusterEnvironment::model(), "--scheduler", scheduler_address_,
-                      "--http-listen", http_address_.empty() ? "127.0.0.1:0" : http_address_, "--grpc-listen",
-                      grpc_address_.empty() ? "127.0.0.1:0" : grpc_address_, "--admin-listen", "127.0.0.1:0",
-                      "--ops-listen", "127.0.0.1:0", "--ready-file", ready_path("router")},
-                     log_path("router"));
+  std::vector<std::string> arguments = {
+      "--model",        ClusterEnvironment::model(),
+      "--scheduler",    scheduler_address_,
+      "--http-listen",  http_address_.empty() ? "127.0.0.1:0" : http_address_,
+      "--grpc-listen",  grpc_address_.empty() ? "127.0.0.1:0" : grpc_address_,
+      "--admin-listen", "127.0.0.1:0",
+      "--ops-listen",   "127.0.0.1:0",
+      "--ready-file",   ready_path("router")};
+  arguments.insert(arguments.end(), more_arguments.begin(), more_arguments.end());
+  router = Process::start("conclave-router", arguments, log_path("router"));
   std::map<std::string, std::string> ready;
   EXPECT_TRUE(eventually([&] {
     ready = read_ready_file(ready_path("router"));
@@ -149,7 +152,7 @@ std::string ProcessCluster::unexpected_ends() {
 }
 
 std::shared_ptr<PendingCompletion> ProcessCluster::submit(AcceptedRequest request) {
-  auto pending = std::make_shared<PendingCompletion>();
+  auto pending = std::make_shared<PendingCompletion>(request.choices);
   gateway->submit(std::move(request), pending);
   return pending;
 }

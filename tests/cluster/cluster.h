@@ -41,11 +41,12 @@ class ProcessCluster {
   void start_worker();
   void start_shard(size_t index);
   // On the same ports as before, if there were any; returns when it listens.
-  void start_router();
+  void start_router(std::vector<std::string> more_arguments = {});
   // Until the gateway sees a fleet that can serve.
   ::testing::AssertionResult wait_ready();
   std::string scheduler_address() const { return scheduler_address_; }
   std::string http_address() const { return http_address_; }
+  std::string grpc_address() const { return grpc_address_; }
   // host:port of the operations server.
   std::string ops(const std::string& process);
   // Everything that ended though nobody ended it, with its log; empty: nothing.

@@ -37,6 +37,44 @@ std::vector<pid_t> children(pid_t parent, const std::string& program) {
   return out;
 }
 
+TEST(UpTest, MistakesOnTheCommandLineNameTheFlag) {
+  struct Case {
+    std::vector<std::string> arguments;
+    const char* wanted;
+  };
+  const std::string model = ClusterEnvironment::model();
+  const Case cases[] = {
+      {{"up", "--model", model, "--http", "nonsense"}, "--http"},
+      {{"up", "--model", model, "--http", ""}, "--http"},
+      {{"up", "--model", model, "--grpc", "127.0.0.1:99999"}, "--grpc"},
+      {{"model", "make", "--layers", "0", "--out", ClusterEnvironment::directory() + "/none"}, "--layers"},
+      {{"bench", "--requests", "1", "--json", "/nowhere/report.json"}, "--json"},
+      {{"key", "--name", "a/b"}, "--name"},
+  };
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    Process process = Process::start("conclave", cases[i].arguments,
+                                     ClusterEnvironment::directory() + "/mistake" + std::to_string(i));
+    const auto code = process.wait(20 * kSecond);
+    ASSERT_TRUE(code.has_value()) << cases[i].wanted;
+    EXPECT_NE(*code, 0) << cases[i].wanted;
+    EXPECT_THAT(process.log(), HasSubstr(cases[i].wanted));
+  }
+}
+
+TEST(UpTest, AKeyIsShownOnceAndItsLineIsAppended) {
+  const std::string file = ClusterEnvironment::directory() + "/keys";
+  for (const char* name : {"alice", "bob"}) {
+    Process made = Process::start("conclave",
+                                  {"key", "--name", name, "--tokens-per-minute", "1000", "--append-to", file},
+                                  ClusterEnvironment::directory() + "/key-" + name);
+    EXPECT_EQ(made.wait(20 * kSecond), 0) << made.log();
+    EXPECT_THAT(made.log(), ::testing::StartsWith("ck-"));
+    EXPECT_THAT(file_text(file), ::testing::Not(HasSubstr("ck-")));
+  }
+  EXPECT_THAT(file_text(file), ::testing::AllOf(HasSubstr("name=alice tokens_per_minute=1000\n"),
+                                                HasSubstr("name=bob tokens_per_minute=1000\n")));
+}
+
 TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
   const std::string ready = ClusterEnvironment::directory() + "/up.ready";
   Process up = Process::start("conclave",
@@ -47,6 +85,13 @@ TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
   std::string address = file_text(ready);
   ASSERT_TRUE(address.starts_with("http://")) << up.log();
   address = address.substr(7, address.find_last_not_of("\n/") - 6);
+
+  // The first cluster of a machine is where `conclave status` looks.
+  if (up.log().find("  status    conclave status\n") != std::string::npos) {
+    Process status = Process::start("conclave", {"status"}, ClusterEnvironment::directory() + "/status.log");
+    EXPECT_EQ(status.wait(20 * kSecond), 0) << status.log();
+    EXPECT_THAT(status.log(), HasSubstr("attention-0"));
+  }
 
   const uint32_t kStreams = 16, kTokens = 160;
   std::vector<std::string> expected;

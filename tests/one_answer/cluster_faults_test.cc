@@ -50,7 +50,7 @@ class ClusterFaults : public ::testing::Test {
       EXPECT_TRUE(done.ok()) << done.status();
       if (!done.ok()) return got;
       EXPECT_EQ(done->finish, FinishReason::kLength) << done->error;
-      got.push_back({done->tokens, {}});
+      got.push_back({*done, {}});
     }
     return got;
   }

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +14,7 @@
 #include "libs/base/random.h"
 #include "libs/local_cluster/local_cluster.h"
 #include "tests/support/random_model.h"
+#include "tests/support/same_completion.h"
 
 namespace conclave::testing {
 
@@ -22,7 +26,7 @@ inline constexpr bool kSanitized = false;
 #endif
 
 struct Answer {
-  std::vector<TokenId> tokens;
+  Completion completion;
   std::vector<float> logits;  // of every position that was computed, in order
 };
 
@@ -49,6 +53,18 @@ inline std::vector<AcceptedRequest> mixed_requests(const ModelSpec& spec, size_t
     r.sampling.top_p = i % 4 == 1 ? 0.9f : 1.0f;
     r.sampling.top_k = i % 4 == 3 ? 20 : 0;
     r.sampling.seed = 1000 + i;
+    // Everything that a request may ask of sampling, in many combinations.
+    if (i % 5 == 1 || i % 5 == 3) r.sampling.repetition_penalty = i % 2 == 0 ? 1.3f : 0.8f;
+    if (i % 5 == 2 || i % 5 == 3) r.sampling.presence_penalty = 0.6f;
+    if (i % 5 == 3) r.sampling.frequency_penalty = 0.4f;
+    if (i % 4 == 2) {
+      r.sampling.logit_bias = {{static_cast<TokenId>(i), 2.5f}, {static_cast<TokenId>(i + 1), -INFINITY}};
+    }
+    r.sampling.logprobs = i % 3 == 1;
+    r.sampling.top_logprobs = i % 3 == 1 ? static_cast<uint32_t>(i % 4) : 0;
+    r.sampling.prompt_logprobs = i % 4 == 1;
+    r.sampling.prompt_top_logprobs = i % 8 == 1 ? 3 : 0;
+    if (i % 6 == 5) r.choices = 3;
     requests.push_back(std::move(r));
   }
   return requests;
@@ -67,7 +83,10 @@ inline std::vector<Answer> answers(LocalCluster& cluster, const std::vector<Acce
       EXPECT_TRUE(done.ok()) << done.status();
       if (!done.ok()) return out;
       EXPECT_EQ(done->finish, FinishReason::kLength) << done->error;
-      out.push_back({done->tokens, with_logits ? cluster.take_logits(requests[i].id) : std::vector<float>()});
+      // Choices share the request's name, so the logits of several would mix.
+      const bool logits = with_logits && requests[i].choices == 1;
+      if (with_logits && !logits) cluster.take_logits(requests[i].id);
+      out.push_back({*done, logits ? cluster.take_logits(requests[i].id) : std::vector<float>()});
     }
   }
   return out;
@@ -76,7 +95,8 @@ inline std::vector<Answer> answers(LocalCluster& cluster, const std::vector<Acce
 inline void expect_same(const std::vector<Answer>& want, const std::vector<Answer>& got) {
   ASSERT_EQ(want.size(), got.size());
   for (size_t i = 0; i < want.size(); ++i) {
-    EXPECT_EQ(want[i].tokens, got[i].tokens) << "request " << i;
+    SCOPED_TRACE("request " + std::to_string(i));
+    expect_same(want[i].completion, got[i].completion);
     if (want[i].logits.empty() || got[i].logits.empty()) continue;
     // Positions in the prefix cache were not computed again: the last ones always were.
     ASSERT_LE(got[i].logits.size(), want[i].logits.size()) << "request " << i;

@@ -67,7 +67,7 @@ void check_all_ways(WeightDtype dtype, Precision precision, const Geometry& geom
   const std::vector<Answer> want = run(model, precision, Way{.prefix_cache = false}, requests);
   ASSERT_EQ(want.size(), requests.size());
   // The answers must be worth comparing: not all the same, not constant.
-  EXPECT_NE(want[0].tokens, want[2].tokens);
+  EXPECT_NE(want[0].completion.tokens, want[2].completion.tokens);
 
   std::vector<Way> ways;
   for (const kernels::Isa isa : kernels::available_isas()) {
@@ -157,7 +157,7 @@ TEST(OneAnswer, PromptOf32768Tokens) {
     ASSERT_TRUE((*cluster)->wait_ready().ok());
     got.push_back(testing::answers(**cluster, {request}, 1, false));
     ASSERT_EQ(got.back().size(), 1u);
-    EXPECT_EQ(got.back()[0].tokens.size(), 4u);
+    EXPECT_EQ(got.back()[0].completion.tokens.size(), 4u);
   }
   testing::expect_same(got[0], got[1]);
 }

@@ -78,7 +78,7 @@ TEST_P(OneAnswerUcx, AShardDiesInTheMiddleOf16Streams) {
   for (const auto& p : pending) {
     const auto done = p->wait(120 * kSecond);
     ASSERT_TRUE(done.ok()) << done.status();
-    got.push_back({done->tokens, {}});
+    got.push_back({*done, {}});
   }
   testing::expect_same(want, got);
 }

@@ -58,6 +58,7 @@ class HandOver : public SchedulerPort {
     submitted_.set_value({std::move(request), std::move(observer)});
   }
   void cancel(RequestId) override {}
+  void cancel_choice(RequestId, uint32_t) override {}
   FleetInfo fleet() const override { return loop_.fleet(); }
   Submission take() { return submitted_.get_future().get(); }
 

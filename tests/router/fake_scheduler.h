@@ -65,6 +65,11 @@ class FakeScheduler : public SchedulerPort {
     open_.erase(id);
     changed_.notify_all();
   }
+  void cancel_choice(RequestId id, uint32_t choice) override {
+    std::lock_guard lock(mutex_);
+    cancelled_choices_.emplace_back(id, choice);
+    changed_.notify_all();
+  }
   FleetInfo fleet() const override {
     std::lock_guard lock(mutex_);
     return fleet_;
@@ -89,6 +94,10 @@ class FakeScheduler : public SchedulerPort {
   size_t cancelled() const {
     std::lock_guard lock(mutex_);
     return cancelled_.size();
+  }
+  std::vector<std::pair<RequestId, uint32_t>> cancelled_choices() const {
+    std::lock_guard lock(mutex_);
+    return cancelled_choices_;
   }
   size_t submitted() const {
     std::lock_guard lock(mutex_);
@@ -194,6 +203,7 @@ class FakeScheduler : public SchedulerPort {
   FleetInfo fleet_{true, "", 0, "k1-test", "fp"};
   std::vector<RequestId> order_;
   std::vector<RequestId> cancelled_;
+  std::vector<std::pair<RequestId, uint32_t>> cancelled_choices_;
   std::map<RequestId, Entry> open_;
   bool stop_ = false;
   std::thread thread_;

@@ -197,6 +197,27 @@ TEST_F(GatewayTest, StopStringAcrossTokensEndsAtItsToken) {
   EXPECT_TRUE(scheduler.wait_cancelled(1));
 }
 
+TEST_F(GatewayTest, AStopStringEndsItsChoiceAtTheSchedulerAndNoOther) {
+  Client client(gateway);
+  GenerateRequest request = text_request("hi");
+  request.stop = {"END"};
+  request.n = 2;
+  const AcceptedRequest r = begin(client, request);
+  scheduler.emit(r.id, 0, byte_tokens("some END"), FinishReason::kNone, "", 1);
+  scheduler.emit(r.id, 0, byte_tokens("more"));
+  ASSERT_TRUE(client.take_until([&] { return client.ends.size() == 2 && client.ends[1].size() == 1; }));
+  EXPECT_THAT(scheduler.cancelled_choices(), ElementsAre(std::pair(r.id, 1u)));
+  scheduler.emit(r.id, 8, {}, FinishReason::kCancelled, "", 1);  // the scheduler's own word for it
+  scheduler.emit(r.id, 4, byte_tokens("END"));
+  ASSERT_TRUE(client.finish());
+  EXPECT_EQ(client.text, "more");
+  EXPECT_EQ(client.messages[1].content, "some ");
+  EXPECT_EQ(client.ends[1][0].finish, FinishReason::kStop);
+  EXPECT_EQ(client.finish_reason, FinishReason::kStop);
+  EXPECT_TRUE(scheduler.wait_cancelled(1));
+  EXPECT_EQ(scheduler.cancelled_choices().size(), 1u);  // the last choice is the request's end
+}
+
 TEST_F(GatewayTest, AHeldBackStopPrefixComesOutAtTheEnd) {
   Client client(gateway);
   GenerateRequest request = text_request("hi");

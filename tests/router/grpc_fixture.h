@@ -76,7 +76,7 @@ inline grpc::Status generic_call(const std::shared_ptr<grpc::Channel>& channel, 
   EXPECT_TRUE(wait());
   grpc::Slice slice(message);
   call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  EXPECT_TRUE(wait());
+  wait();  // fails where the server has answered already; the status says it all
   grpc::ByteBuffer reply;
   call->Read(&reply, nullptr);
   const bool read = wait();

@@ -249,6 +249,39 @@ TEST(HttpDoorTest, XRequestTimeoutIsTheRequestsDeadline) {
   }
 }
 
+TEST(HttpPingTest, ASilentStreamGetsComments) {
+  testing::FakeText text;
+  testing::FakeScheduler scheduler;
+  gateway::Gateway gateway({}, testing::fake_model(), scheduler, text);
+  HttpFrontOptions options;
+  options.limits.sse_ping_interval = 30 * kMillisecond;
+  auto front = HttpFront::start(options, gateway);
+  ASSERT_TRUE(front.ok());
+  RawClient client((*front)->port()), whole((*front)->port());
+  client.send_request("POST", "/v1/completions", R"({"prompt":"a","stream":true})");
+  const RequestId id = scheduler.wait_submitted(0).id;
+  scheduler.accept(id);
+  ASSERT_TRUE(client.wait_for(": keep-alive\n\n"));
+  scheduler.emit(id, 0, {'a'});
+  ASSERT_TRUE(client.wait_for("\"a\""));
+  // An answer that is no stream is never pinged.
+  whole.send_request("POST", "/v1/completions", R"({"prompt":"a"})");
+  const RequestId other = scheduler.wait_submitted(1).id;
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // time itself is what is tested
+  scheduler.emit(other, 0, {'b'}, FinishReason::kLength);
+  const RawResponse r = whole.read_response();
+  EXPECT_TRUE(r.complete);
+  EXPECT_THAT(r.body, Not(HasSubstr("keep-alive")));
+  scheduler.emit(id, 1, {'c'}, FinishReason::kLength);
+  const RawResponse streamed = client.read_response();
+  EXPECT_TRUE(streamed.complete);
+  EXPECT_THAT(streamed.body, HasSubstr("data: [DONE]"));
+  const uint64_t pings = (*front)->counts().sse_pings;
+  EXPECT_GE(pings, 3u);
+  gateway.begin_drain();
+  gateway.abort_all(unavailable("the test is over"));
+}
+
 // --- admission ---
 
 // A scheduler that never gives a first token.
@@ -270,8 +303,8 @@ TEST(AdmissionTest, TheQueueIsBoundedInRequestsAndTokens) {
         "{\"prompt\":\"" + std::string(200, 'x') + "\",\"max_tokens\":2,\"stream\":true}";
     RawClient a((*front)->port()), b((*front)->port());
     a.send_request("POST", "/v1/completions", body);
-    b.send_request("POST", "/v1/completions", body);
     const RequestId first = scheduler.wait_submitted(0).id;
+    b.send_request("POST", "/v1/completions", body);
     scheduler.wait_submitted(1);
     EXPECT_EQ(gateway.counts().queued_requests, 2u);
     EXPECT_EQ(gateway.counts().queued_tokens, 400u) << "as tokenized, not as estimated";

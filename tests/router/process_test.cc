@@ -153,7 +153,11 @@ TEST_F(RouterProcess, UnreadyWithTheReasonWhileTheSchedulerIsMissingAndEndsClean
   ASSERT_NE(http, 0) << process.printed;
   ASSERT_NE(ops, 0);
   EXPECT_EQ(http_call(ops, "GET", "/livez").status, 200);
-  EXPECT_EQ(http_call(ops, "GET", "/startupz").status, 200);
+  const auto starting = http_call(ops, "GET", "/startupz");
+  EXPECT_EQ(starting.status, 503);
+  EXPECT_THAT(starting.body, HasSubstr("\"phase\":\"waiting for the cluster\""));
+  EXPECT_THAT(starting.body, HasSubstr("scheduler"));
+  EXPECT_THAT(starting.body, HasSubstr("elapsed_seconds"));
   const auto ready = http_call(ops, "GET", "/readyz");
   EXPECT_EQ(ready.status, 503);
   EXPECT_THAT(ready.body, HasSubstr("scheduler"));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "libs/base/random.h"
 #include "libs/base/status.h"
@@ -38,6 +39,9 @@ class TinyRouter {
     ASSIGN_OR_RETURN(made->server,
                      router::RouterServer::start(config, made->cluster->spec(), made->cluster->port(),
                                                  *made->text, &made->metrics));
+    for (int i = 0; i < 3000 && !made->server->readiness().ready(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (!made->server->readiness().ready()) return unavailable(made->server->readiness().reasons.front());
     return made;
   }
   ~TinyRouter() {

@@ -116,6 +116,7 @@ class Maker {
     for (uint32_t n = u(3); n > 0; --n) {
       s.prompt_logprobs.push_back({SeqId(1 + r.next() / 2), 1 + u(1000), prompt_logprobs()});
     }
+    for (uint32_t n = u(3); n > 0; --n) s.released.push_back(SeqId(1 + r.next() / 2));
     s.compute_ns = static_cast<Nanos>(r.below(1ull << 40));
     s.expert_wait_ns = static_cast<Nanos>(r.below(1ull << 40));
     return s;
@@ -143,7 +144,8 @@ class Maker {
     a.choices = 1 + u(3);
     a.time_left = static_cast<Nanos>(r.below(600ull * kSecond));
     a.tenant = text();
-    a.delivered = ids(9);
+    for (uint32_t n = u(a.choices + 1); n > 0; --n) a.delivered.push_back({ids(9), r.chance(0.5)});
+    a.prompt_logprobs_delivered = u(static_cast<uint32_t>(a.prompt.size()));
     a.resubmitted = r.chance(0.5);
     a.priority = static_cast<int32_t>(u(7)) - 3;
     a.cache_salt = text();
@@ -232,6 +234,7 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
       EXPECT_EQ(result2.sampled[i].top_logprobs.size(), result.sampled[i].top_logprobs.size());
     }
     EXPECT_EQ(result2.failures.size(), result.failures.size());
+    EXPECT_EQ(result2.released, result.released);
     ASSERT_EQ(result2.prompt_logprobs.size(), result.prompt_logprobs.size());
     for (size_t i = 0; i < result.prompt_logprobs.size(); ++i) {
       EXPECT_EQ(result2.prompt_logprobs[i].start, result.prompt_logprobs[i].start);
@@ -248,7 +251,12 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     const AcceptedRequest request = make.accepted();
     const AcceptedRequest request2 = round_trip<pb::SubmitRequest>(request);
     EXPECT_EQ(request2.prompt, request.prompt);
-    EXPECT_EQ(request2.delivered, request.delivered);
+    ASSERT_EQ(request2.delivered.size(), request.delivered.size());
+    for (size_t i = 0; i < request.delivered.size(); ++i) {
+      EXPECT_EQ(request2.delivered[i].tokens, request.delivered[i].tokens);
+      EXPECT_EQ(request2.delivered[i].ended, request.delivered[i].ended);
+    }
+    EXPECT_EQ(request2.prompt_logprobs_delivered, request.prompt_logprobs_delivered);
     EXPECT_EQ(request2.priority, request.priority);
     EXPECT_EQ(request2.cache_salt, request.cache_salt);
     EXPECT_EQ(request2.resubmitted, request.resubmitted);
@@ -469,7 +477,20 @@ TEST(ConvertTest, InvalidGatewayMessagesAreRefused) {
   refuses<S>(
       request, [](S& m) { m.set_cache_salt(std::string(300, 'x')); }, "cache_salt");
   refuses<S>(
-      request, [](S& m) { m.add_delivered(0xffffffffu); }, "delivered");
+      request,
+      [](S& m) {
+        m.clear_delivered();
+        m.add_delivered()->add_tokens(0xffffffffu);
+      },
+      "delivered");
+  refuses<S>(
+      request,
+      [](S& m) {
+        while (m.delivered_size() <= static_cast<int>(m.choices())) m.add_delivered();
+      },
+      "delivered");
+  refuses<S>(
+      request, [](S& m) { m.set_prompt_logprobs_delivered(0xffffffffu); }, "prompt_logprobs_delivered");
   TokenEvent event;
   event.request = {1, 1};
   event.tokens = {1, 2};

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "libs/base/random.h"
 
 namespace conclave::rpc {
@@ -120,7 +122,7 @@ TEST_F(OpenRequestsTest, ARestartedSchedulerGetsRequestAndDeliveredTokens) {
   ASSERT_EQ(observer->ends, 0);
   const OpenRequests::Resume resume = open.connected(60 * kSecond);
   ASSERT_EQ(resume.submit.size(), 1u);
-  EXPECT_THAT(resume.submit[0].delivered, ElementsAre(10, 11));
+  EXPECT_THAT(resume.submit[0].delivered.at(0).tokens, ElementsAre(10, 11));
   EXPECT_TRUE(resume.submit[0].resubmitted);
   EXPECT_EQ(resume.submit[0].time_left, 40 * kSecond);
   open.on_reply(kId, OkStatus(), 0);
@@ -252,12 +254,12 @@ TEST_F(OpenRequestsTest, RandomSchedulersDeliverEveryTokenOnce) {
     for (size_t i = 0; i < answer.size(); ++i) answer[i] = static_cast<TokenId>(i * 7 + seed);
     requests.add(request(), seen, 0);
     TimePoint now = 0;
-    size_t at = requests.connected(now).submit.at(0).delivered.size();
+    size_t at = requests.connected(now).submit.at(0).delivered.at(0).tokens.size();
     while (seen->ends == 0) {
       now += kMillisecond;
       if (r.chance(0.1)) {
         requests.disconnected(now);
-        at = requests.connected(now).submit.at(0).delivered.size();
+        at = requests.connected(now).submit.at(0).delivered.at(0).tokens.size();
         ASSERT_EQ(at, seen->tokens.size());
         if (r.chance(0.5)) requests.on_reply(kId, OkStatus(), now);
       }
@@ -274,6 +276,132 @@ TEST_F(OpenRequestsTest, RandomSchedulersDeliverEveryTokenOnce) {
     EXPECT_EQ(seen->accepted, 1);
     EXPECT_EQ(seen->ends, 1);
   }
+}
+
+// --- several choices
+
+struct ChoiceObserver : RequestObserver {
+  void on_accepted() override {}
+  void on_refused(const Status& cause) override { refused = cause; }
+  void on_tokens(const TokenEvent& event) override {
+    std::vector<TokenId>& have = tokens[event.choice];
+    EXPECT_FALSE(ends.contains(event.choice));
+    EXPECT_EQ(event.index, have.size());
+    have.insert(have.end(), event.tokens.begin(), event.tokens.end());
+    if (event.finish != FinishReason::kNone) ends[event.choice] = event.finish;
+    if (event.prompt_logprobs.empty()) return;
+    EXPECT_EQ(event.prompt_start, prompt.size() + 1);
+    for (const PromptLogprob& entry : event.prompt_logprobs) prompt.push_back(entry.logprob);
+  }
+  std::map<uint32_t, std::vector<TokenId>> tokens;
+  std::map<uint32_t, FinishReason> ends;
+  std::vector<float> prompt;
+  Status refused;
+};
+
+class ManyChoicesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    AcceptedRequest r = request();
+    r.choices = 3;
+    open.add(r, observer, 0);
+    ASSERT_NE(open.to_submit(kId, 0), nullptr);
+    open.on_reply(kId, OkStatus(), 0);
+  }
+  Status event(uint32_t choice, uint32_t index, std::vector<TokenId> ids,
+               FinishReason finish = FinishReason::kNone) {
+    TokenEvent e = tokens(index, std::move(ids), finish);
+    e.choice = choice;
+    return open.on_tokens(e);
+  }
+  Status prompt(uint32_t start, const std::vector<float>& values) {
+    TokenEvent e = tokens(0, {});
+    e.prompt_start = start;
+    for (const float value : values) e.prompt_logprobs.push_back({value, {}});
+    return open.on_tokens(e);
+  }
+  OpenRequests open{kSecond};
+  std::shared_ptr<ChoiceObserver> observer = std::make_shared<ChoiceObserver>();
+};
+
+TEST_F(ManyChoicesTest, EachIsKeptInOrderAndTheRequestEndsWithTheLast) {
+  EXPECT_TRUE(event(1, 0, {5, 6}).ok());
+  EXPECT_TRUE(event(0, 0, {7}).ok());
+  EXPECT_TRUE(event(1, 1, {6, 8}).ok());  // a repeat of one
+  EXPECT_TRUE(event(1, 3, {}, FinishReason::kStop).ok());
+  EXPECT_TRUE(event(1, 3, {}, FinishReason::kStop).ok());  // a repeat
+  EXPECT_EQ(event(2, 1, {9}).code(), StatusCode::kDataLoss);
+  EXPECT_EQ(event(3, 0, {9}).code(), StatusCode::kDataLoss);
+  EXPECT_EQ(open.size(), 1u);
+  EXPECT_TRUE(event(2, 0, {4}, FinishReason::kLength).ok());
+  EXPECT_TRUE(event(0, 1, {}, FinishReason::kLength).ok());
+  EXPECT_EQ(open.size(), 0u);
+  EXPECT_THAT(observer->tokens[0], ElementsAre(7));
+  EXPECT_THAT(observer->tokens[1], ElementsAre(5, 6, 8));
+  EXPECT_THAT(observer->tokens[2], ElementsAre(4));
+  EXPECT_EQ(observer->ends[1], FinishReason::kStop);
+}
+
+TEST_F(ManyChoicesTest, AResubmissionSaysWhatEachHas) {
+  EXPECT_TRUE(event(1, 0, {5, 6}).ok());
+  EXPECT_TRUE(event(2, 0, {4}, FinishReason::kLength).ok());
+  EXPECT_TRUE(prompt(1, {-1, -2}).ok());
+  open.disconnected(1);
+  const auto resume = open.connected(2);
+  ASSERT_EQ(resume.submit.size(), 1u);
+  const AcceptedRequest& again = resume.submit[0];
+  ASSERT_EQ(again.delivered.size(), 3u);
+  EXPECT_THAT(again.delivered[0].tokens, IsEmpty());
+  EXPECT_THAT(again.delivered[1].tokens, ElementsAre(5, 6));
+  EXPECT_FALSE(again.delivered[1].ended);
+  EXPECT_TRUE(again.delivered[2].ended);
+  EXPECT_EQ(again.prompt_logprobs_delivered, 2u);
+}
+
+TEST_F(ManyChoicesTest, PromptLogprobsAreKeptInOrder) {
+  EXPECT_TRUE(prompt(1, {-1, -2}).ok());
+  EXPECT_TRUE(prompt(2, {-2, -3}).ok());
+  EXPECT_TRUE(prompt(1, {-1}).ok());
+  EXPECT_EQ(prompt(5, {-5}).code(), StatusCode::kDataLoss);
+  EXPECT_THAT(observer->prompt, ElementsAre(-1, -2, -3));
+}
+
+TEST_F(ManyChoicesTest, OneIsCancelledAlone) {
+  EXPECT_TRUE(open.cancel_choice(kId, 1, true));
+  EXPECT_FALSE(open.cancel_choice(kId, 1, true));  // told
+  EXPECT_FALSE(open.cancel_choice(kId, 7, true));
+  EXPECT_TRUE(observer->ends.empty());
+  EXPECT_TRUE(event(1, 0, {}, FinishReason::kCancelled).ok());
+  EXPECT_FALSE(open.cancel_choice(kId, 1, true));
+  EXPECT_EQ(open.size(), 1u);
+  EXPECT_TRUE(open.cancel(kId, true));
+  EXPECT_FALSE(open.cancel_choice(kId, 2, true));  // the whole request is
+}
+
+TEST_F(ManyChoicesTest, OneCancelledWithoutAConnectionEndsHere) {
+  EXPECT_TRUE(open.cancel_choice(kId, 0, true));  // told, and the connection breaks before the end comes
+  open.disconnected(1);
+  EXPECT_EQ(observer->ends[0], FinishReason::kCancelled);
+  EXPECT_FALSE(open.cancel_choice(kId, 1, false));
+  EXPECT_EQ(observer->ends[1], FinishReason::kCancelled);
+  const auto resume = open.connected(2);
+  EXPECT_THAT(resume.cancel, IsEmpty());
+  EXPECT_TRUE(resume.submit.at(0).delivered.at(0).ended);
+  EXPECT_TRUE(resume.submit.at(0).delivered.at(1).ended);
+  open.disconnected(3);
+  EXPECT_FALSE(open.cancel_choice(kId, 2, false));  // the last one: the request is over
+  EXPECT_EQ(observer->ends[2], FinishReason::kCancelled);
+  EXPECT_EQ(open.size(), 0u);
+  EXPECT_THAT(open.connected(4).cancel, ElementsAre(kId));
+}
+
+TEST_F(ManyChoicesTest, AnEndFromHereEndsAllThatHaveNotEnded) {
+  EXPECT_TRUE(event(1, 0, {5, 6}, FinishReason::kStop).ok());
+  open.expire(1000 * kSecond, unavailable("gone"));
+  EXPECT_EQ(observer->ends[0], FinishReason::kDeadline);
+  EXPECT_EQ(observer->ends[1], FinishReason::kStop);
+  EXPECT_EQ(observer->ends[2], FinishReason::kDeadline);
+  EXPECT_EQ(open.size(), 0u);
 }
 
 }  // namespace

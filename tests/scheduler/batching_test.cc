@@ -221,15 +221,27 @@ TEST(Batching, BadRequestsAreRefusedByField) {
   r.prompt[2] = kOracleVocab;
   EXPECT_EQ(field(r), "prompt");
   r = Harness::request(7, 4, 4);
-  r.choices = 2;
+  r.choices = kMaxChoices + 1;
   EXPECT_EQ(field(r), "n");
   r = Harness::request(8, 4, 2);
-  r.delivered = {1, 2, 3};
+  r.delivered = {{{1, 2, 3}, false}};
   EXPECT_EQ(field(r), "delivered");
   r = Harness::request(9, 4, 4);
   r.sampling.temperature = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(field(r), "temperature");
-  EXPECT_EQ(h.core.metrics().requests_refused_invalid, 9u);
+  r = Harness::request(10, 4, 4);
+  r.choices = 0;
+  EXPECT_EQ(field(r), "n");
+  r = Harness::request(11, 4, 4);
+  r.sampling.logit_bias = {{kOracleVocab, 1.0f}};
+  EXPECT_EQ(field(r), "logit_bias");
+  r = Harness::request(12, 4, 4);
+  r.sampling.repetition_penalty = 0;
+  EXPECT_EQ(field(r), "repetition_penalty");
+  r = Harness::request(13, 4, 4);
+  r.delivered.resize(2);
+  EXPECT_EQ(field(r), "delivered");
+  EXPECT_EQ(h.core.metrics().requests_refused_invalid, 13u);
   EXPECT_TRUE(h.core.audit().ok());
 }
 

@@ -22,8 +22,13 @@ struct Harness {
   };
   struct GatewaySide {
     std::map<RequestId, Status> replies;
-    std::map<RequestId, std::vector<TokenId>> tokens;  // as reassembled by index
-    std::map<RequestId, TokenEvent> last;              // with its finish
+    // Of choice 0: tokens as reassembled by index, and the event with its finish.
+    std::map<RequestId, std::vector<TokenId>> tokens;
+    std::map<RequestId, TokenEvent> last;
+    // Of every choice.
+    std::map<std::pair<RequestId, uint32_t>, std::vector<TokenId>> choice_tokens;
+    std::map<std::pair<RequestId, uint32_t>, std::vector<FinishReason>> choice_ends;
+    std::map<RequestId, std::vector<PromptLogprob>> prompt_logprobs;  // from position 1
     std::vector<TokenEvent> events;
     FleetInfo fleet;
     bool welcomed = false;
@@ -120,7 +125,7 @@ struct Harness {
     if (side.plans.empty()) return false;
     const BatchPlan plan = std::move(side.plans.front());
     side.plans.pop_front();
-    event(MemberMessage{session, side.model.run(plan)});
+    event(MemberMessage{session, side.model.run(plan, side.plans)});
     return true;
   }
   void run_all() {
@@ -159,10 +164,20 @@ struct Harness {
   void on(ReplySubmit& a) { gateways[a.gateway].replies[a.request] = a.status; }
   void on(SendTokens& a) {
     GatewaySide& side = gateways[a.gateway];
-    std::vector<TokenId>& have = side.tokens[a.event.request];
+    const auto key = std::pair(a.event.request, a.event.choice);
+    std::vector<TokenId>& have = side.choice_tokens[key];
     have.resize(std::min<size_t>(have.size(), a.event.index));
     have.insert(have.end(), a.event.tokens.begin(), a.event.tokens.end());
     side.events.push_back(a.event);
+    if (a.event.finish != FinishReason::kNone) side.choice_ends[key].push_back(a.event.finish);
+    std::vector<PromptLogprob>& prompt = side.prompt_logprobs[a.event.request];
+    if (!a.event.prompt_logprobs.empty())
+      prompt.resize(std::min<size_t>(prompt.size(), a.event.prompt_start - 1));
+    prompt.insert(prompt.end(), a.event.prompt_logprobs.begin(), a.event.prompt_logprobs.end());
+    if (a.event.choice != 0) return;
+    std::vector<TokenId>& first = side.tokens[a.event.request];
+    first.resize(std::min<size_t>(first.size(), a.event.index));
+    first.insert(first.end(), a.event.tokens.begin(), a.event.tokens.end());
     if (a.event.finish != FinishReason::kNone) side.last[a.event.request] = a.event;
   }
   void on(SendFleet& a) { gateways[a.gateway].fleet = a.fleet; }

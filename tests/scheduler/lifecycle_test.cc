@@ -31,11 +31,11 @@ TEST(Lifecycle, CancelFreesWithinAStep) {
   EXPECT_GT(before, 0u);
   h.event(Cancel{h.gateway, RequestId{1, 1}});
   EXPECT_EQ(h.finish(1), FinishReason::kCancelled);
-  for (uint32_t i = 0; i < h.options.steps_in_flight + 1; ++i) h.step(h.worker);
+  h.step(h.worker);  // that which runs
   EXPECT_EQ(h.core.metrics().kv_blocks_used, 0u);
+  h.run_all();
   EXPECT_EQ(h.workers[h.worker].model.sequences(), 0u);
-  EXPECT_EQ(h.tokens(1).size(), before);  // what was sampled afterwards is discarded
-  EXPECT_GT(h.core.metrics().tokens_discarded, 0u);
+  EXPECT_EQ(h.tokens(1).size(), before);
   h.event(Cancel{h.gateway, RequestId{1, 1}});  // again: it has ended, once
   EXPECT_EQ(h.core.metrics().requests_cancelled, 1u);
 }
@@ -109,8 +109,8 @@ TEST(Lifecycle, AResubmissionOfARunningRequestIsAttachedFromWhatWasDelivered) {
   h.gateway = h.join_gateway();
   AcceptedRequest again = r;
   again.resubmitted = true;
-  again.delivered.assign(all.begin(), all.begin() + 2);  // some of what was sent had been lost
-  h.gateways[h.gateway].tokens[again.id] = again.delivered;
+  again.delivered = {{{all.begin(), all.begin() + 2}, false}};  // some of what was sent had been lost
+  h.gateways[h.gateway].tokens[again.id] = again.delivered[0].tokens;
   h.submit(again);
   EXPECT_TRUE(h.reply(1).ok());
   EXPECT_EQ(h.gateways[h.gateway].events.front().index, 2u);
@@ -175,7 +175,7 @@ TEST(Lifecycle, RequestsOfAGatewayThatStaysAwayAreCancelled) {
 TEST(Lifecycle, ARestartedSchedulerGoesOnBehindWhatWasDelivered) {
   AcceptedRequest r = Harness::request(1, 10, 12);
   const std::vector<TokenId> all = answer(r);
-  r.delivered.assign(all.begin(), all.begin() + 5);
+  r.delivered = {{{all.begin(), all.begin() + 5}, false}};
   r.resubmitted = true;
   Harness h;
   h.gateway = h.join_gateway();
@@ -196,12 +196,12 @@ TEST(Lifecycle, AReplayThatHasEverythingEndsAtOnce) {
   Harness h;
   h.make_ready();
   AcceptedRequest r = Harness::request(1, 10, 3);
-  r.delivered = answer(r);
+  r.delivered = {{answer(r), false}};
   h.submit(r);
   EXPECT_EQ(h.finish(1), FinishReason::kLength);
   EXPECT_EQ(h.gateways[h.gateway].events.back().index, 3u);
   r = Harness::request(2, 10, 30);
-  r.delivered = {5, 6};
+  r.delivered = {{{5, 6}, false}};
   r.sampling.stop_token_ids = {6};
   h.submit(r);
   EXPECT_EQ(h.finish(2), FinishReason::kStop);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -17,29 +18,33 @@ namespace conclave::scheduler {
 
 inline constexpr uint32_t kOracleVocab = 1000;
 
-// The next token is a function of the seed and everything before it, as a real model's is.
-inline TokenId oracle_token(uint64_t seed, const std::vector<TokenId>& history) {
-  uint64_t h = seed ^ 0x6a09e667f3bcc909ull;
+// The next token is a function of the seed, the choice and everything before it, as a real model's is.
+inline TokenId oracle_token(uint64_t seed, uint32_t choice, const std::vector<TokenId>& history) {
+  uint64_t h = seed ^ 0x6a09e667f3bcc909ull ^ (choice * 0x9e3779b97f4a7c15ull);
   for (const TokenId token : history) h = internal::mix64(h ^ (token + 0x9e3779b97f4a7c15ull));
   return static_cast<TokenId>(h % kOracleVocab);
 }
 
 inline FinishReason oracle_finish(const SamplingParams& sampling, TokenId token, size_t generated) {
   const auto& stops = sampling.stop_token_ids;
-  if (!sampling.ignore_eos && generated > sampling.min_tokens &&
-      std::find(stops.begin(), stops.end(), token) != stops.end()) {
+  if (generated > sampling.min_tokens && std::find(stops.begin(), stops.end(), token) != stops.end()) {
     return FinishReason::kStop;
   }
   return generated >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
-// Everything a request generates when nobody stops it.
-inline std::vector<TokenId> oracle_answer(const std::vector<TokenId>& prompt,
-                                          const SamplingParams& sampling) {
+// The log-probability of the prompt token at a position.
+inline float oracle_prompt_logprob(const std::vector<TokenId>& prompt, size_t position) {
+  return -static_cast<float>(prompt[position] + position);
+}
+
+// Everything a choice of a request generates when nobody stops it.
+inline std::vector<TokenId> oracle_answer(const std::vector<TokenId>& prompt, const SamplingParams& sampling,
+                                          uint32_t choice = 0) {
   std::vector<TokenId> history = prompt;
   std::vector<TokenId> answer;
   for (;;) {
-    const TokenId token = oracle_token(sampling.seed, history);
+    const TokenId token = oracle_token(sampling.seed, choice, history);
     history.push_back(token);
     answer.push_back(token);
     if (oracle_finish(sampling, token, answer.size()) != FinishReason::kNone) return answer;
@@ -50,8 +55,9 @@ class ModelWorker {
  public:
   explicit ModelWorker(uint32_t kv_blocks) : pages_(kv_blocks) {}
 
-  // Executes the plan. The first breach of the plan contract is kept in breach().
-  StepResult run(const BatchPlan& plan) {
+  // Executes the plan; `later` are those that wait behind it. The first breach of the plan contract is kept
+  // in breach().
+  StepResult run(const BatchPlan& plan, const std::deque<BatchPlan>& later = {}) {
     StepResult result;
     result.step = plan.step;
     result.compute_ns = 1000;
@@ -66,18 +72,33 @@ class ModelWorker {
       }
       forgotten.push_back(id);
     }
+    // What a plan that waits ends is left out of everything before it.
+    std::vector<SeqId> ending;
+    for (const BatchPlan& waits : later) {
+      for (const SeqId id : waits.ends) {
+        const auto it = sequences_.find(id);
+        if (it != sequences_.end() && !it->second.released) ending.push_back(id);
+        if (it != sequences_.end()) it->second.finished = true;
+      }
+    }
     for (const SequenceStart& start : plan.starts) {
       Sequence seq;
       seq.history = start.tokens;
       seq.prompt_tokens = start.prompt_tokens;
       seq.sampling = start.sampling;
+      seq.choice = start.choice;
+      seq.prompt_next = start.sampling.prompt_logprobs ? start.prompt_logprobs_from : start.prompt_tokens;
       if (start.tokens.empty() || start.prompt_tokens > start.tokens.size()) breach("a start without tokens");
       if (!sequences_.emplace(start.seq, std::move(seq)).second) breach("a sequence starts twice");
     }
     for (const PlanSlice& slice : plan.slices) run_slice(slice, result, forgotten);
     for (const SeqId id : forgotten) {
-      for (const BlockId block : sequences_.at(id).blocks) pages_[block].users.erase(id);
+      release(id);
       sequences_.erase(id);
+    }
+    for (const SeqId id : ending) {
+      release(id);
+      result.released.push_back(id);
     }
     return result;
   }
@@ -99,10 +120,20 @@ class ModelWorker {
     std::vector<TokenId> history;
     uint32_t prompt_tokens = 0;
     uint32_t computed = 0;
-    bool finished = false;
+    uint32_t prompt_next = 0;
+    uint32_t choice = 0;
+    bool finished = false;  // or ending
+    bool released = false;
     SamplingParams sampling;
     std::vector<BlockId> blocks;
   };
+
+  void release(SeqId id) {
+    Sequence& seq = sequences_.at(id);
+    for (const BlockId block : seq.blocks) pages_[block].users.erase(id);
+    seq.blocks.clear();
+    seq.released = true;
+  }
 
   void breach(const std::string& what) {
     if (breach_.empty()) breach_ = "step " + std::to_string(last_step_) + ": " + what;
@@ -115,6 +146,7 @@ class ModelWorker {
       return breach("a slice of a sequence that ends in the same plan");
     }
     Sequence& seq = it->second;
+    if (seq.released) return;  // planned before the end was known
     if (seq.blocks.empty() && seq.computed == 0) {
       if (slice.start % kBlockTokens != 0) return breach("a sequence begins within a page");
       seq.computed = slice.start;
@@ -153,11 +185,16 @@ class ModelWorker {
       there = content;
     }
     seq.computed = end;
+    PromptLogprobs piece{slice.seq, seq.prompt_next, {}};
+    for (; seq.prompt_next < std::min(end + 1, seq.prompt_tokens); ++seq.prompt_next) {
+      piece.tokens.push_back({oracle_prompt_logprob(seq.history, seq.prompt_next), {}});
+    }
+    if (!piece.tokens.empty()) result.prompt_logprobs.push_back(std::move(piece));
     if (!slice.sample) return;
     SampledToken sampled;
     sampled.seq = slice.seq;
     sampled.position = end;
-    sampled.token = oracle_token(seq.sampling.seed, seq.history);
+    sampled.token = oracle_token(seq.sampling.seed, seq.choice, seq.history);
     sampled.logprob = -static_cast<float>(sampled.token);
     seq.history.push_back(sampled.token);
     sampled.finish = oracle_finish(seq.sampling, sampled.token, seq.history.size() - seq.prompt_tokens);

@@ -264,13 +264,15 @@ bool ClusterSim::run_ready() {
 
 size_t ClusterSim::open_streams() const {
   size_t open = 0;
-  for (const auto& [id, stream] : gateway_->streams()) open += stream.finish == FinishReason::kNone ? 1 : 0;
+  for (const auto& [id, stream] : gateway_->streams()) open += stream.ended() ? 0 : 1;
   return open;
 }
 
 size_t ClusterSim::tokens_delivered() const {
   size_t tokens = 0;
-  for (const auto& [id, stream] : gateway_->streams()) tokens += stream.tokens.size();
+  for (const auto& [id, stream] : gateway_->streams()) {
+    for (const Stream::Choice& choice : stream.choices) tokens += choice.tokens.size();
+  }
   return tokens;
 }
 
@@ -302,14 +304,14 @@ uint64_t ClusterSim::replayed() const {
 
 uint64_t ClusterSim::members_lost() const { return past_lost_ + (loop_ ? loop_->metrics().members_lost : 0); }
 
-std::vector<TokenId> undisturbed(const AcceptedRequest& request) {
+Stream undisturbed(const AcceptedRequest& request) {
   ClusterConfig config;
   config.shards = 1;
   ClusterSim cluster(config);
   CONCLAVE_CHECK(cluster.run_ready());
   const Stream& stream = cluster.submit(request);
   CONCLAVE_CHECK(cluster.run_streams(600 * kSecond));
-  return stream.tokens;
+  return stream;
 }
 
 }  // namespace conclave::scheduler

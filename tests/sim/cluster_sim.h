@@ -44,6 +44,7 @@ class ClusterSim {
   bool run_ready();
   Stream& submit(AcceptedRequest request) { return gateway_->submit(std::move(request)); }
   void cancel(Stream& stream) { gateway_->cancel(stream); }
+  void cancel_choice(Stream& stream, uint32_t choice) { gateway_->cancel_choice(stream, choice); }
   // Runs until every stream has ended, or for the time at most.
   bool run_streams(Nanos limit);
   void run_for(Nanos time) { world_.run_until(world_.now() + time); }
@@ -102,6 +103,6 @@ class ClusterSim {
 const testing::RandomModel& sim_model();
 
 // What the cluster must answer: the request alone on one worker and one shard that nothing happens to.
-std::vector<TokenId> undisturbed(const AcceptedRequest& request);
+Stream undisturbed(const AcceptedRequest& request);
 
 }  // namespace conclave::scheduler

@@ -182,11 +182,17 @@ void SchedulerSim::feed(Event event) {
   note(static_cast<uint64_t>(now_) * 8 + event.index());
   const auto* submit = std::get_if<Submit>(&event);
   const RequestId submitted = submit ? submit->request.id : RequestId{};
-  const auto delivered = static_cast<uint32_t>(submit ? submit->request.delivered.size() : 0);
+  std::vector<uint32_t> delivered;
+  for (uint32_t c = 0; submit != nullptr && c < submit->request.choices; ++c) {
+    const auto& have = submit->request.delivered;
+    delivered.push_back(c < have.size() ? static_cast<uint32_t>(have[c].tokens.size()) : 0);
+  }
   const uint64_t accepted = core_->metrics().requests_accepted;
   Actions actions = core_->on_event(std::move(event), now_);
   // Taken in anew: what an earlier life of the request told anybody and nobody received is not known here.
-  if (core_->metrics().requests_accepted != accepted) emitted_[submitted] = delivered;
+  if (core_->metrics().requests_accepted != accepted) {
+    for (uint32_t c = 0; c < delivered.size(); ++c) emitted_[{submitted, c}] = delivered[c];
+  }
   perform(std::move(actions));
   check_core();
   // The driver plans after each burst: sometimes at once, sometimes after more events of the same moment.
@@ -225,7 +231,7 @@ void SchedulerSim::do_action(SendMember& action) {
     note(plan->step.value);
     for (const PlanSlice& slice : plan->slices) note(slice.seq.value * 1000 + slice.start * 10 + slice.count);
     for (const SequenceStart& start : plan->starts) {
-      if (start.tokens.size() < start.prompt_tokens + emitted_[start.request]) {
+      if (start.tokens.size() < start.prompt_tokens + emitted_[{start.request, start.choice}]) {
         violate("a replay of request " + std::to_string(start.request.lo) + " generates told tokens again");
       }
     }
@@ -270,9 +276,9 @@ void SchedulerSim::do_action(ReplySubmit& action) {
 
 void SchedulerSim::do_action(SendTokens& action) {
   const TokenEvent& event = action.event;
-  note(event.request.lo * 1000 + event.index + static_cast<uint64_t>(event.finish));
+  note(event.request.lo * 1000 + event.choice * 500 + event.index + static_cast<uint64_t>(event.finish));
   for (const TokenId token : event.tokens) note(token);
-  uint32_t& told = emitted_[event.request];
+  uint32_t& told = emitted_[{event.request, event.choice}];
   told = std::max(told, event.index + static_cast<uint32_t>(event.tokens.size()));
   Session& session = sessions_.at(action.gateway);
   if (config_.lose_a_token_event && !lost_one_ && session.alive && event.index > 0 &&

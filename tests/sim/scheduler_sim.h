@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,7 @@ class SchedulerSim {
   void drop(Gateway& gateway);
   void submit_new(Gateway& gateway);
   void send_submit(Gateway& gateway, Client& client);
+  void send_cancel(Gateway& gateway, RequestId id, std::optional<uint32_t> choice);
   void gateway_replies(Gateway& gateway, RequestId id, const Status& status);
   void gateway_tokens(Gateway& gateway, const TokenEvent& event);
 
@@ -117,7 +119,8 @@ class SchedulerSim {
   std::map<SessionId, Session> sessions_;
   std::deque<Node> nodes_;
   std::deque<Gateway> gateways_;
-  std::map<RequestId, uint32_t> emitted_;  // tokens this scheduler has told anybody of
+  // Tokens of a choice that this scheduler has told anybody of.
+  std::map<std::pair<RequestId, uint32_t>, uint32_t> emitted_;
   bool lost_one_ = false;
   uint64_t trace_ = 0;
   SimOutcome outcome_;

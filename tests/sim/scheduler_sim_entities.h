@@ -30,10 +30,16 @@ struct SchedulerSim::Node {
 
 struct SchedulerSim::Client {
   enum State { kSubmitted, kAccepted, kEnded, kRefused };
+  struct Choice {
+    std::vector<TokenId> answer;  // the oracle's
+    std::vector<TokenId> got;
+    bool ended = false;
+    bool cancelled = false;
+  };
   AcceptedRequest request;
   State state = kSubmitted;
-  std::vector<TokenId> answer;  // the oracle's
-  std::vector<TokenId> got;
+  std::vector<Choice> choices;
+  uint32_t prompt_got = 0;  // prompt log-probabilities
   TimePoint deadline = 0;
   bool cancelled = false;
 };

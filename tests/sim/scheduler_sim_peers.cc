@@ -120,7 +120,11 @@ void SchedulerSim::drain(Node& node) {
 void SchedulerSim::node_receives(Node& node, ToMember message) {
   if (auto* plan = std::get_if<BatchPlan>(&message)) {
     node.plans.push_back(std::move(*plan));
-    if (node.plans.size() > options_.steps_in_flight) violate(node.name + " was given too many plans");
+    const auto working = std::count_if(node.plans.begin(), node.plans.end(),
+                                       [](const BatchPlan& p) { return !p.slices.empty(); });
+    if (working > options_.steps_in_flight || node.plans.size() > 2 * options_.steps_in_flight) {
+      violate(node.name + " was given too many plans");
+    }
     run_next_plan(node);
   } else if (const auto* update = std::get_if<PlacementUpdate>(&message)) {
     if (update->table.epoch() <= node.epoch) violate("placements went back");
@@ -149,7 +153,9 @@ void SchedulerSim::run_next_plan(Node& node) {
     const BatchPlan plan = std::move(node.plans.front());
     node.plans.pop_front();
     node.busy = false;
-    StepResult result = node.model.run(plan);
+    StepResult result = node.model.run(plan, node.plans);
+    count("pages released early", result.released.size());
+    count("prompt pieces", result.prompt_logprobs.size());
     if (!node.model.breach().empty()) violate(node.name + ": " + node.model.breach());
     send_up(node, std::move(result));
     run_next_plan(node);
@@ -216,40 +222,69 @@ void SchedulerSim::submit_new(Gateway& gateway) {
     r.sampling.stop_token_ids.push_back(static_cast<TokenId>(random_.below(kOracleVocab)));
   r.time_left = random_.chance(0.2) ? between(0, kSecond) : between(5 * kSecond, 30 * kSecond);
   client.deadline = now_ + r.time_left;
-  client.answer = oracle_answer(r.prompt, r.sampling);
+  r.choices = random_.chance(0.3) ? static_cast<uint32_t>(2 + random_.below(3)) : 1;
+  r.priority = static_cast<int32_t>(random_.below(3)) - 1;
+  r.sampling.prompt_logprobs = random_.chance(0.3);
+  client.choices.resize(r.choices);
+  for (uint32_t c = 0; c < r.choices; ++c) {
+    client.choices[c].answer = oracle_answer(r.prompt, r.sampling, c);
+  }
   constexpr size_t kSaid = 6, kLongestSaid = 64;
-  if (r.prompt.size() + client.answer.size() <= kLongestSaid) {
+  if (r.prompt.size() + client.choices[0].answer.size() <= kLongestSaid) {
     if (said_.size() == kSaid) said_.erase(said_.begin());
     said_.push_back(r.prompt);
-    said_.back().insert(said_.back().end(), client.answer.begin(), client.answer.end());
+    said_.back().insert(said_.back().end(), client.choices[0].answer.begin(), client.choices[0].answer.end());
   }
   Client& kept = gateway.clients.emplace(r.id, std::move(client)).first->second;
   send_submit(gateway, kept);
-  if (!random_.chance(0.15)) return;
-  after(between(0, 400 * kMillisecond), [this, &gateway, &kept] {
-    if (kept.state != Client::kSubmitted && kept.state != Client::kAccepted) return;
-    kept.cancelled = true;
-    if (!gateway.session) return;  // the resubmission will carry it
-    Session& session = sessions_.at(gateway.session);
-    session.up_at = std::max(session.up_at, now_ + between(kMicrosecond, 3 * kMillisecond));
-    at(session.up_at, [this, id = gateway.session, life = scheduler_life_, request = kept.request.id] {
-      if (life == scheduler_life_ && sessions_.at(id).alive) to_core(Cancel{id, request});
+  if (random_.chance(0.15)) {
+    after(between(0, 400 * kMillisecond), [this, &gateway, &kept] {
+      if (kept.state != Client::kSubmitted && kept.state != Client::kAccepted) return;
+      kept.cancelled = true;
+      send_cancel(gateway, kept.request.id, std::nullopt);
     });
+  }
+  // As a stop string does: it ends one choice that has begun.
+  if (kept.request.choices > 1 && random_.chance(0.3)) {
+    after(between(0, 400 * kMillisecond), [this, &gateway, &kept] {
+      const auto c = static_cast<uint32_t>(random_.below(kept.choices.size()));
+      if (kept.state != Client::kAccepted || kept.choices[c].ended) return;
+      kept.choices[c].cancelled = true;
+      count("choice cancelled");
+      send_cancel(gateway, kept.request.id, c);
+    });
+  }
+}
+
+// Without a connection the resubmission carries it.
+void SchedulerSim::send_cancel(Gateway& gateway, RequestId request, std::optional<uint32_t> choice) {
+  if (!gateway.session) return;
+  Session& session = sessions_.at(gateway.session);
+  session.up_at = std::max(session.up_at, now_ + between(kMicrosecond, 3 * kMillisecond));
+  at(session.up_at, [this, id = gateway.session, life = scheduler_life_, request, choice] {
+    if (life == scheduler_life_ && sessions_.at(id).alive) to_core(Cancel{id, request, choice});
   });
 }
 
 void SchedulerSim::send_submit(Gateway& gateway, Client& client) {
   AcceptedRequest request = client.request;
-  request.delivered = client.got;
+  for (const Client::Choice& choice : client.choices) request.delivered.push_back({choice.got, choice.ended});
+  request.prompt_logprobs_delivered = client.prompt_got;
   request.resubmitted = client.state == Client::kAccepted;
   request.time_left = std::max<Nanos>(0, client.deadline - now_);
   Session& session = sessions_.at(gateway.session);
   session.up_at = std::max(session.up_at, now_ + between(kMicrosecond, 3 * kMillisecond));
-  at(session.up_at, [this, id = gateway.session, life = scheduler_life_, request, cancel = client.cancelled] {
-    if (life != scheduler_life_ || !sessions_.at(id).alive) return;
-    to_core(Submit{id, request});
-    if (cancel) to_core(Cancel{id, request.id});
-  });
+  std::vector<uint32_t> cancelled;
+  for (uint32_t c = 0; c < client.choices.size(); ++c) {
+    if (client.choices[c].cancelled && !client.choices[c].ended) cancelled.push_back(c);
+  }
+  at(session.up_at,
+     [this, id = gateway.session, life = scheduler_life_, request, cancelled, cancel = client.cancelled] {
+       if (life != scheduler_life_ || !sessions_.at(id).alive) return;
+       to_core(Submit{id, request});
+       for (const uint32_t c : cancelled) to_core(Cancel{id, request.id, c});
+       if (cancel) to_core(Cancel{id, request.id, std::nullopt});
+     });
 }
 
 void SchedulerSim::gateway_replies(Gateway& gateway, RequestId id, const Status& status) {
@@ -267,32 +302,61 @@ void SchedulerSim::gateway_replies(Gateway& gateway, RequestId id, const Status&
 
 void SchedulerSim::gateway_tokens(Gateway& gateway, const TokenEvent& event) {
   Client& client = gateway.clients.at(event.request);
-  const std::string name = "request " + std::to_string(event.request.lo);
-  if (client.state != Client::kAccepted)
+  const std::string name =
+      "choice " + std::to_string(event.choice) + " of request " + std::to_string(event.request.lo);
+  if (client.state != Client::kAccepted) {
     return violate(name + " got tokens without being accepted, or after its end");
-  if (event.index != client.got.size()) {
-    return violate(name + " got index " + std::to_string(event.index) + " where " +
-                   std::to_string(client.got.size()) + " is due");
   }
-  client.got.insert(client.got.end(), event.tokens.begin(), event.tokens.end());
-  const size_t have = client.got.size();
-  if (have > client.answer.size() ||
-      !std::equal(client.got.begin(), client.got.end(), client.answer.begin())) {
+  if (event.choice >= client.choices.size()) return violate(name + " does not exist");
+  Client::Choice& choice = client.choices[event.choice];
+  if (choice.ended) return violate(name + " got something after its end");
+  if (event.index != choice.got.size()) {
+    return violate(name + " got index " + std::to_string(event.index) + " where " +
+                   std::to_string(choice.got.size()) + " is due");
+  }
+  const std::vector<TokenId>& prompt = client.request.prompt;
+  if (!event.prompt_logprobs.empty()) {
+    if (!client.request.sampling.prompt_logprobs || event.choice != 0) {
+      return violate(name + " got prompt log-probabilities nobody asked for");
+    }
+    if (event.prompt_start != client.prompt_got + 1) {
+      return violate(name + " got prompt log-probabilities from " + std::to_string(event.prompt_start) +
+                     " where " + std::to_string(client.prompt_got + 1) + " is due");
+    }
+    for (const PromptLogprob& entry : event.prompt_logprobs) {
+      const uint32_t position = ++client.prompt_got;
+      if (position >= prompt.size() || entry.logprob != oracle_prompt_logprob(prompt, position)) {
+        return violate(name + " got a wrong prompt log-probability");
+      }
+    }
+  }
+  choice.got.insert(choice.got.end(), event.tokens.begin(), event.tokens.end());
+  const size_t have = choice.got.size();
+  if (have > choice.answer.size() ||
+      !std::equal(choice.got.begin(), choice.got.end(), choice.answer.begin())) {
     return violate(name + " differs from the oracle");
   }
+  if (have > 0 && event.choice == 0 && client.request.sampling.prompt_logprobs &&
+      client.prompt_got + 1 != prompt.size()) {
+    return violate(name + " began before the prompt's log-probabilities were complete");
+  }
   if (event.finish == FinishReason::kNone) return;
-  client.state = Client::kEnded;
-  const bool complete = have == client.answer.size();
+  choice.ended = true;
+  const bool all = std::all_of(client.choices.begin(), client.choices.end(),
+                               [](const Client::Choice& c) { return c.ended; });
+  if (all) client.state = Client::kEnded;
+  if (all && client.choices.size() > 1) count("many choices ended");
+  const bool complete = have == choice.answer.size();
   switch (event.finish) {
     case FinishReason::kStop:
     case FinishReason::kLength:
       if (!complete) violate(name + " finished early");
-      if (event.finish != oracle_finish(client.request.sampling, client.got.back(), have)) {
+      if (event.finish != oracle_finish(client.request.sampling, choice.got.back(), have)) {
         violate(name + " finished for the wrong reason");
       }
       break;
     case FinishReason::kCancelled:
-      if (!client.cancelled) violate(name + " was cancelled by nobody");
+      if (!client.cancelled && !choice.cancelled) violate(name + " was cancelled by nobody");
       break;
     case FinishReason::kDeadline:
       if (now_ < client.deadline) violate(name + " ended before its deadline");

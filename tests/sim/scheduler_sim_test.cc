@@ -72,7 +72,11 @@ TEST(SchedulerSim, HoldsItsRulesUnderFaults) {
                            "stalls_forgiven",
                            "tokens_discarded",
                            "welcomed",
-                           "worker crashed"}) {
+                           "worker crashed",
+                           "many choices ended",
+                           "choice cancelled",
+                           "pages released early",
+                           "prompt pieces"}) {
     EXPECT_GT(coverage[what], 0u) << what << " never happened";
   }
 }

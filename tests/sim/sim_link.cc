@@ -139,13 +139,21 @@ struct SimGateway::State : std::enable_shared_from_this<State> {
   }
   void send_submit(const Stream& stream) {
     AcceptedRequest request = stream.request;
-    request.delivered = stream.tokens;
+    for (const Stream::Choice& c : stream.choices) {
+      request.delivered.push_back({c.tokens, c.finish != FinishReason::kNone});
+    }
+    request.prompt_logprobs_delivered = static_cast<uint32_t>(stream.prompt_logprobs.size());
     request.resubmitted = stream.accepted;
     send_up([request](SchedulerLoop& loop, SessionId s) { loop.on_gateway_submit(s, request); });
-    if (stream.cancelled) send_cancel(request.id);
+    for (uint32_t c = 0; c < stream.choices.size(); ++c) {
+      if (stream.choices[c].cancelled && stream.choices[c].finish == FinishReason::kNone) {
+        send_cancel(request.id, c);
+      }
+    }
+    if (stream.cancelled) send_cancel(request.id, std::nullopt);
   }
-  void send_cancel(RequestId id) {
-    send_up([id](SchedulerLoop& loop, SessionId s) { loop.on_gateway_cancel(s, id); });
+  void send_cancel(RequestId id, std::optional<uint32_t> choice) {
+    send_up([id, choice](SchedulerLoop& loop, SessionId s) { loop.on_gateway_cancel(s, id, choice); });
   }
   void on_reply(RequestId id, const Status& status) {
     Stream& stream = streams.at(id);
@@ -216,7 +224,7 @@ void SimGateway::State::connect() {
   session =
       place.loop->gateway_connected(std::make_shared<Session>(shared_from_this(), ++connections), hello);
   for (const auto& [id, stream] : streams) {
-    if (stream.finish != FinishReason::kNone) continue;
+    if (stream.ended()) continue;
     if (connections > 1) ++resubmitted;
     send_submit(stream);
   }
@@ -224,20 +232,26 @@ void SimGateway::State::connect() {
 
 void SimGateway::State::on_tokens(const TokenEvent& event) {
   Stream& stream = streams.at(event.request);
-  if (stream.finish != FinishReason::kNone) {
+  Stream::Choice& choice = stream.choices.at(event.choice);
+  if (choice.finish != FinishReason::kNone) {
     stream.fault = "something came after its end";
   } else if (!stream.accepted) {
     stream.fault = "tokens came before it was accepted";
-  } else if (event.index != stream.tokens.size()) {
+  } else if (event.index != choice.tokens.size()) {
     stream.fault =
-        "index " + std::to_string(event.index) + " where " + std::to_string(stream.tokens.size()) + " is due";
+        "index " + std::to_string(event.index) + " where " + std::to_string(choice.tokens.size()) + " is due";
+  } else if (!event.prompt_logprobs.empty() && event.prompt_start != stream.prompt_logprobs.size() + 1) {
+    stream.fault = "prompt log-probabilities from " + std::to_string(event.prompt_start) + " where " +
+                   std::to_string(stream.prompt_logprobs.size() + 1) + " is due";
   } else if (event.finish == FinishReason::kError) {
     stream.fault = "failed: " + event.error;
-  } else if (event.finish == FinishReason::kCancelled && !stream.cancelled) {
+  } else if (event.finish == FinishReason::kCancelled && !stream.cancelled && !choice.cancelled) {
     stream.fault = "cancelled by nobody";
   }
-  stream.tokens.insert(stream.tokens.end(), event.tokens.begin(), event.tokens.end());
-  stream.finish = event.finish;
+  choice.tokens.insert(choice.tokens.end(), event.tokens.begin(), event.tokens.end());
+  choice.logprobs.insert(choice.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+  for (const PromptLogprob& entry : event.prompt_logprobs) stream.prompt_logprobs.push_back(entry.logprob);
+  choice.finish = event.finish;
 }
 
 SimGateway::SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process)
@@ -254,13 +268,19 @@ SimGateway::~SimGateway() {
 Stream& SimGateway::submit(AcceptedRequest request) {
   Stream& stream = state_->streams[request.id];
   stream.request = std::move(request);
+  stream.choices.resize(stream.request.choices);
   state_->send_submit(stream);
   return stream;
 }
 
 void SimGateway::cancel(Stream& stream) {
   stream.cancelled = true;
-  state_->send_cancel(stream.request.id);
+  state_->send_cancel(stream.request.id, std::nullopt);
+}
+
+void SimGateway::cancel_choice(Stream& stream, uint32_t choice) {
+  stream.choices[choice].cancelled = true;
+  state_->send_cancel(stream.request.id, choice);
 }
 
 void SimGateway::reset() {

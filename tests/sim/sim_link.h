@@ -3,11 +3,14 @@
 // nobody.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "libs/ports/member_link.h"
 #include "libs/runtime/sim_executor.h"
@@ -56,12 +59,23 @@ class SimLink : public MemberLink {
 
 // A request and what its client saw of it.
 struct Stream {
+  struct Choice {
+    std::vector<TokenId> tokens;
+    std::vector<float> logprobs;
+    FinishReason finish = FinishReason::kNone;
+    bool cancelled = false;
+  };
   AcceptedRequest request;
   bool accepted = false;
   bool cancelled = false;
-  std::vector<TokenId> tokens;
-  FinishReason finish = FinishReason::kNone;
-  std::string fault;  // the first thing that must not happen
+  std::vector<Choice> choices;
+  std::vector<float> prompt_logprobs;  // from position 1
+  std::string fault;                   // the first thing that must not happen
+
+  bool ended() const {
+    return std::all_of(choices.begin(), choices.end(),
+                       [](const Choice& c) { return c.finish != FinishReason::kNone; });
+  }
 };
 
 // A router's line: keeps its open requests and submits them again, with what was delivered, to a new
@@ -72,6 +86,7 @@ class SimGateway {
   ~SimGateway();
   Stream& submit(AcceptedRequest request);
   void cancel(Stream& stream);
+  void cancel_choice(Stream& stream, uint32_t choice);
   void reset();
   const std::map<RequestId, Stream>& streams() const;
   uint64_t resubmitted() const;

@@ -137,8 +137,20 @@ TEST(OpsServer, AnswersItsFourPathsAndRefusesOthers) {
   EXPECT_EQ(starting.status, 503);
   EXPECT_THAT(starting.body,
               HasSubstr("\"phase\":\"binding\",\"detail\":\"layer 3 of 62\",\"fraction\":0.2500"));
-  startup.done();
+  // What goes on by itself is asked when somebody looks.
+  double fraction = 0.5;
+  startup.follow([&fraction](StartupProgress& progress) {
+    if (fraction >= 1) return progress.done();
+    progress.set("warming", "experts", fraction);
+  });
+  starting = http_call(port, "GET", "/startupz");
+  EXPECT_EQ(starting.status, 503);
+  EXPECT_NE(starting.body.find("\"phase\":\"warming\",\"detail\":\"experts\",\"fraction\":0.5000"),
+            std::string::npos)
+      << starting.body;
+  fraction = 1;
   EXPECT_EQ(http_call(port, "GET", "/startupz").status, 200);
+  startup.follow(nullptr);
   EXPECT_EQ(http_call(port, "GET", "/nothing").status, 404);
   EXPECT_EQ(http_call(port, "DELETE", "/metrics").status, 405);
   const auto head = http_call(port, "HEAD", "/livez");

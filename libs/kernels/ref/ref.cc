@@ -132,7 +132,36 @@ Vector expert(const ExpertWeights& w, const Vector& x) {
   return matmul(w.w2, gate, 1);
 }
 
+Vector adjusted(std::span<const float> logits, const SamplingParams& params, std::span<const TokenId> prompt,
+                std::span<const TokenId> output, std::span<const TokenId> forbidden) {
+  Vector y(logits.begin(), logits.end());
+  for (const TokenId token : forbidden) {
+    if (token < y.size()) y[token] = -INFINITY;
+  }
+  for (const TokenBias& entry : params.logit_bias) {
+    if (entry.token < y.size()) y[entry.token] += static_cast<double>(entry.bias);
+  }
+  for (TokenId token = 0; token < y.size(); ++token) {
+    const auto generated = std::count(output.begin(), output.end(), token);
+    if (generated > 0 || std::find(prompt.begin(), prompt.end(), token) != prompt.end()) {
+      const double r = static_cast<double>(params.repetition_penalty);
+      y[token] = y[token] > 0 ? y[token] / r : y[token] * r;
+    }
+    if (generated == 0) continue;
+    y[token] -= static_cast<double>(params.frequency_penalty) * static_cast<double>(generated);
+    y[token] -= static_cast<double>(params.presence_penalty);
+  }
+  if (params.vocab_limit != 0) {
+    for (size_t i = params.vocab_limit; i < y.size(); ++i) y[i] = -INFINITY;
+  }
+  return y;
+}
+
 Vector distribution(std::span<const float> logits, const SamplingParams& params) {
+  return distribution(Vector(logits.begin(), logits.end()), params);
+}
+
+Vector distribution(const Vector& logits, const SamplingParams& params) {
   size_t n = logits.size();
   if (params.vocab_limit != 0) n = std::min<size_t>(n, params.vocab_limit);
   Vector p(logits.size());
@@ -146,7 +175,7 @@ Vector distribution(std::span<const float> logits, const SamplingParams& params)
   if (params.top_k != 0) order.resize(std::min<size_t>(n, params.top_k));
   double total = 0;
   for (const uint32_t id : order)
-    total += p[id] = std::exp((static_cast<double>(logits[id]) - logits[order[0]]) / params.temperature);
+    total += p[id] = std::exp((logits[id] - logits[order[0]]) / params.temperature);
   double sum = 0, kept = 0;
   const double largest = p[order[0]];
   for (const uint32_t id : order) {

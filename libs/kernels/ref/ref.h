@@ -36,7 +36,11 @@ struct Routing {
 Routing route(const std::vector<float>& logits, const std::vector<float>& bias, uint32_t top_k);
 // One row through one expert, no rounding anywhere.
 Vector expert(const ExpertWeights& w, const Vector& x);
+// The logits after forbidden tokens, logit_bias and penalties; beyond vocab_limit -infinity.
+Vector adjusted(std::span<const float> logits, const SamplingParams& params, std::span<const TokenId> prompt,
+                std::span<const TokenId> output, std::span<const TokenId> forbidden);
 // The probabilities left after temperature, top_k, top_p, min_p, renormalised; 0 for what is cut.
 Vector distribution(std::span<const float> logits, const SamplingParams& params);
+Vector distribution(const Vector& logits, const SamplingParams& params);
 
 }  // namespace conclave::kernels::ref
