@@ -30,6 +30,16 @@ class Geometry:
     rope_theta: float = 500.0  # 8 frequencies: most of them should tell neighbours apart
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
+    rounded: bool = False  # compute with the matrices as the FP8 checkpoint will hold them
+
+
+def rounded(w):
+    """What the export makes of a matrix (FP8 in blocks of 128 x 128), with the gradient of the matrix itself."""
+    r, c = w.shape[-2:]
+    b = w.detach().to(torch.bfloat16).float().view(*w.shape[:-2], -(-r // 128), min(r, 128), -(-c // 128), min(c, 128))
+    scale = b.abs().amax((-3, -1), keepdim=True).clamp_min(1e-10) / 448
+    q = (b / scale).to(torch.float8_e4m3fn).float() * scale
+    return w + (q.view_as(w) - w).detach()
 
 
 class RmsNorm(nn.Module):
@@ -72,7 +82,8 @@ class Attention(nn.Module):
     def forward(self, x, rotation, groups):
         """groups: (rows, length, mask (rows, 1, length, length)) of consecutive tokens of x."""
         g = self.g
-        w = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
+        use = rounded if g.rounded else (lambda w: w)
+        w = torch.cat([use(self.q_proj.weight), use(self.k_proj.weight), use(self.v_proj.weight)])
         kv = g.num_key_value_heads * g.head_dim
         q, k, v = F.linear(x, w).split([g.num_attention_heads * g.head_dim, kv, kv], -1)
         n = x.shape[0]
@@ -86,7 +97,7 @@ class Attention(nn.Module):
             shaped = [t[part].view(rows, length, -1, g.head_dim).transpose(1, 2) for t in (q, k, v)]
             o = F.scaled_dot_product_attention(*shaped, attn_mask=mask, enable_gqa=True)
             out.append(o.transpose(1, 2).reshape(rows * length, -1))
-        return self.o_proj(torch.cat(out) if len(out) > 1 else out[0])
+        return F.linear(torch.cat(out) if len(out) > 1 else out[0], use(self.o_proj.weight))
 
 
 class Dispatch(torch.autograd.Function):
@@ -158,8 +169,9 @@ class Experts(nn.Module):
         weight = score.gather(1, chosen)
         weight = weight / weight.sum(-1, keepdim=True)
         rows = Dispatch.apply(x, source, place).view(e, width, -1)
-        inner = F.silu(torch.bmm(rows, self.w1)) * torch.bmm(rows, self.w3)
-        y = torch.bmm(inner, self.w2).view(e * width, -1)
+        w1, w3, w2 = (rounded(w) if g.rounded else w for w in (self.w1, self.w3, self.w2))
+        inner = F.silu(torch.bmm(rows, w1)) * torch.bmm(rows, w3)
+        y = torch.bmm(inner, w2).view(e * width, -1)
         picked = Collect.apply(y, place, choice)
         return torch.bmm(weight.to(picked.dtype)[:, None, :], picked)[:, 0]
 

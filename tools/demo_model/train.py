@@ -120,6 +120,7 @@ def main():
     parser.add_argument("--state", type=pathlib.Path, required=True)
     parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long, with the state written")
+    parser.add_argument("--rounded", action="store_true", help="with matrices rounded to FP8, for the last steps")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
@@ -133,6 +134,7 @@ def main():
     args.state.mkdir(parents=True, exist_ok=True)
     packer = Packer(args.tokenizer)
     geometry = Geometry(vocab_size=(packer.tokenizer.get_vocab_size() + 63) // 64 * 64)
+    geometry.rounded = args.rounded
     model = Model(geometry)
     start.copying(model, packer.tokenizer.get_vocab())
     opts = optimizers(model, args.muon_lr, args.adam_lr)
