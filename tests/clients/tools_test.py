@@ -5,7 +5,7 @@ import unittest
 
 import openai
 
-from clients import scripted_client
+from clients import MODEL, TRAINED, new_client, scripted_client
 
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather",
@@ -91,6 +91,29 @@ class Tools(unittest.TestCase):
         self.assertEqual(caught.exception.param, "messages[1].tool_calls[0].function.arguments")
         with self.assertRaises(openai.BadRequestError):
             self.ask([{"role": "tool", "tool_call_id": "call_1", "content": "sunny"}])
+
+
+@unittest.skipUnless(TRAINED, "a random checkpoint calls no tools")
+class DemoModelTools(unittest.TestCase):
+    def test_a_loop_to_the_final_answer(self):
+        client = new_client()
+        tools = [{"type": "function", "function": {
+            "name": "get_weather", "description": "Weather of a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                           "required": ["city"]}}}]
+        asked = dict(model=MODEL, tools=tools, temperature=0, max_completion_tokens=200)
+        messages = [{"role": "user", "content": "Give me the weather in Madrid for 5 days."}]
+        first = client.chat.completions.create(messages=messages, **asked).choices[0]
+        self.assertEqual(first.finish_reason, "tool_calls")
+        [call] = first.message.tool_calls
+        self.assertEqual(call.function.name, "get_weather")
+        self.assertEqual(json.loads(call.function.arguments), {"city": "Madrid", "days": 5})
+        messages += [first.message.model_dump(exclude_none=True),
+                     {"role": "tool", "tool_call_id": call.id, "content": "Madrid: sunny, 21 degrees"}]
+        final = client.chat.completions.create(messages=messages, **asked).choices[0]
+        self.assertEqual(final.finish_reason, "stop")
+        self.assertIn("Madrid", final.message.content)
+        self.assertIn("21", final.message.content)
 
 
 if __name__ == "__main__":
