@@ -42,10 +42,12 @@ TEST_P(OneAnswerUcx, EqualToLoopbackForEveryNumberOfShards) {
   const auto requests = testing::mixed_requests(model.spec, 16, 8);
   LocalClusterOptions options;
   options.shards = 1;
+  options.scheduler.prefix_cache = false;  // every position's logits
   auto cluster = start(model, options);
   ASSERT_NE(cluster, nullptr);
   const auto want = testing::answers(*cluster, requests, 1);
   cluster.reset();
+  options.scheduler.prefix_cache = true;
   options.make_transport = over_ucx();
   options.worker.micro_batch_min_rows = 4;
   options.scheduler.prefill_chunk_tokens = 40;
