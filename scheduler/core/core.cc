@@ -328,11 +328,17 @@ void SchedulerCore::admit() {
         continue;
       }
     }
-    std::vector<TokenId> known = request.accepted.prompt;
     if (faults_.replay_prompt_only) {
       choice.generated.clear();
     }
-    known.insert(known.end(), choice.generated.begin(), choice.generated.end());
+    // A request may wait for many plans: only a replay needs its tokens put together to look for room.
+    const std::vector<TokenId>& prompt = request.accepted.prompt;
+    std::vector<TokenId> replay;
+    if (!choice.generated.empty()) {
+      replay = prompt;
+      replay.insert(replay.end(), choice.generated.begin(), choice.generated.end());
+    }
+    const std::vector<TokenId>& known = replay.empty() ? prompt : replay;
     const bool wants_prompt = request.accepted.sampling.prompt_logprobs && choice.index == 0 &&
                               request.prompt_next() < request.prompt_tokens();
     const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
@@ -349,7 +355,7 @@ void SchedulerCore::admit() {
     start.seq = SeqId(next_seq_++);
     start.request = request.id();
     start.choice = choice.index;
-    start.tokens = std::move(known);
+    start.tokens = known;
     start.prompt_tokens = request.prompt_tokens();
     start.sampling = request.accepted.sampling;
     start.prompt_logprobs_from = request.prompt_next();

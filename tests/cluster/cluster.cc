@@ -139,6 +139,16 @@ std::string ProcessCluster::ops(const std::string& process) {
                                        << shards[0].log();
 }
 
+::testing::AssertionResult ProcessCluster::wait_router_ready() {
+  if (eventually([&] {
+        auto answer = http_get(ops("router"), "/readyz");
+        return answer.ok() && answer->code == 200;
+      })) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << router.log();
+}
+
 std::string ProcessCluster::unexpected_ends() {
   std::string out;
   const auto look = [&out](const char* name, Process& process) {

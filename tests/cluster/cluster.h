@@ -44,6 +44,8 @@ class ProcessCluster {
   void start_router(std::vector<std::string> more_arguments = {});
   // Until the gateway sees a fleet that can serve.
   ::testing::AssertionResult wait_ready();
+  // Until the router itself says that it is ready: its warm-up has gone through.
+  ::testing::AssertionResult wait_router_ready();
   std::string scheduler_address() const { return scheduler_address_; }
   std::string http_address() const { return http_address_; }
   std::string grpc_address() const { return grpc_address_; }

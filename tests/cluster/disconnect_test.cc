@@ -28,10 +28,7 @@ struct DisconnectTest : ::testing::Test {
   void SetUp() override {
     cluster.start_router();
     ASSERT_TRUE(cluster.wait_ready());
-    ASSERT_TRUE(eventually([&] {
-      auto answer = http_get(cluster.ops("router"), "/readyz");
-      return answer.ok() && answer->code == 200;
-    })) << cluster.router.log();
+    ASSERT_TRUE(cluster.wait_router_ready());
     scheduler_ops = cluster.ops("scheduler");
   }
   double gauge(const std::string& name) const {

@@ -21,10 +21,7 @@ struct HttpTest : ::testing::Test {
   void SetUp() override {
     cluster.start_router();
     ASSERT_TRUE(cluster.wait_ready());
-    ASSERT_TRUE(eventually([&] {
-      auto answer = http_get(cluster.ops("router"), "/readyz");
-      return answer.ok() && answer->code == 200;
-    })) << cluster.router.log();
+    ASSERT_TRUE(cluster.wait_router_ready());
   }
   std::vector<std::string> alone(uint32_t kinds, uint32_t tokens) {
     std::vector<std::string> out;
