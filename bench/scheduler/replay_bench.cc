@@ -98,7 +98,7 @@ std::string text(const char* format, auto... values) {
 }
 
 std::string as_json(const std::string& variant, const std::string& kind, const Totals& t,
-                    const ReplayResult& r) {
+                    const ReplayResult& r, uint32_t workers) {
   const auto& m = r.metrics;
   uint64_t preempted = 0;
   const auto read = [&](const auto& metrics) {
@@ -108,7 +108,8 @@ std::string as_json(const std::string& variant, const std::string& kind, const T
   return text(
       "{\"variant\":\"%s\",\"kind\":\"%s\",\"sent\":%llu,\"finished\":%llu,\"late\":%llu,\"refused\":%llu,"
       "\"tokens_per_second\":%.1f,\"ttft_ms\":[%.0f,%.0f,%.0f],\"itl_ms\":[%.1f,%.1f,%.1f],\"hit_rate\":%.3f,"
-      "\"preempted\":%llu,\"evictions\":%llu,\"seconds\":%.1f,\"longest_step_ms\":%.0f}",
+      "\"preempted\":%llu,\"evictions\":%llu,\"seconds\":%.1f,\"busy\":%.2f,"
+      "\"longest_step_ms\":%.0f}",
       variant.c_str(), kind.empty() ? "all" : kind.c_str(), static_cast<unsigned long long>(t.sent),
       static_cast<unsigned long long>(t.finished), static_cast<unsigned long long>(t.late),
       static_cast<unsigned long long>(t.refused),
@@ -117,7 +118,9 @@ std::string as_json(const std::string& variant, const std::string& kind, const T
       static_cast<double>(m.prompt_tokens_cached) /
           static_cast<double>(std::max<uint64_t>(1, m.prompt_tokens_admitted)),
       static_cast<unsigned long long>(preempted), static_cast<unsigned long long>(m.kv_evictions),
-      static_cast<double>(r.end - r.start) / 1e9, static_cast<double>(r.longest_step) / 1e6);
+      static_cast<double>(r.end - r.start) / 1e9,
+      static_cast<double>(r.busy) / static_cast<double>(r.end - r.start) / workers,
+      static_cast<double>(r.longest_step) / 1e6);
 }
 
 void run_variants(const std::vector<TraceRequest>& trace, const ReplayOptions& base, const std::string& only,
@@ -134,7 +137,7 @@ void run_variants(const std::vector<TraceRequest>& trace, const ReplayOptions& b
     const ReplayResult result = replay(trace, options);
     for (const std::string& kind : kinds) {
       const Totals t = total(trace, result, kind);
-      const std::string line = as_json(name, kind, t, result);
+      const std::string line = as_json(name, kind, t, result, options.workers);
       json += line + "\n";
       std::printf(
           "%-22s %-6s sent %4llu done %4llu late %3llu  TTFT ms %6.0f %6.0f %6.0f  ITL ms %5.1f %6.1f %7.1f",

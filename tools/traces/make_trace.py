@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Makes a seeded trace of requests for the scheduler's replay (bench/scheduler/replay_bench.cc).
 
-  make_trace.py --mix mixed|fairness [--seconds 300] [--load 1.0] [--seed 1] > trace.tsv
+  make_trace.py --mix mixed|fairness [--seconds 300] [--load 1.0] [--time-scale 1.0] [--seed 1] > trace.tsv
 
 One line a request, its fields separated by tabs:
 
@@ -12,7 +12,8 @@ One line a request, its fields separated by tabs:
 commas. The tokens of a segment are a function of its seed alone, so equal leading segments are a shared prefix;
 `answer` is the seed of the tokens that the request will generate, which a later turn's prompt contains as a segment.
 
-What is in a mix, at --load 1 (rates scale with it, nothing else does):
+What is in a mix, at --load 1 (rates scale with it, nothing else does). --time-scale 4 is for machines four times slower:
+every time, the seconds of the trace too, becomes four times as long.
 
   mixed     chat    0.12 sessions a second: one of 4 system prompts (300 to 900 tokens), 1 to 12 turns of 20 to 400
                     tokens, answers of 20 to 500, think times of 12 s on average, 60 s of deadline
@@ -31,8 +32,9 @@ import sys
 
 
 class Trace:
-    def __init__(self, seed):
+    def __init__(self, seed, time_scale):
         self.random = random.Random(seed)
+        self.time_scale = time_scale
         self.lines = []
         self.next_seed = 1
 
@@ -47,8 +49,9 @@ class Trace:
         """Returns the request's number and its answer as a segment."""
         answer = (self.seed(), output)
         text = ",".join(f"{seed}:{length}" for seed, length in prompt)
-        self.lines.append(f"{tenant}\t{kind}\t{priority}\t{round(at * 1000)}\t{after}\t{round(delay * 1000)}\t"
-                          f"{round(deadline * 1000)}\t{output}\t{answer[0]}\t{text}")
+        ms = [round(1000 * self.time_scale * seconds) for seconds in (at, delay, deadline)]
+        self.lines.append(f"{tenant}\t{kind}\t{priority}\t{ms[0]}\t{after}\t{ms[1]}\t{ms[2]}\t{output}\t{answer[0]}\t"
+                          f"{text}")
         return len(self.lines) - 1, answer
 
     def between(self, low, high):
@@ -112,11 +115,12 @@ def main():
     parser.add_argument("--mix", choices=("mixed", "fairness"), required=True)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--load", type=float, default=1.0)
+    parser.add_argument("--time-scale", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    if not (args.seconds > 0 and args.load > 0):
-        parser.error("--seconds and --load must be above 0")
-    trace = Trace(args.seed)
+    if not (args.seconds > 0 and args.load > 0 and args.time_scale > 0):
+        parser.error("--seconds, --load and --time-scale must be above 0")
+    trace = Trace(args.seed, args.time_scale)
     {"mixed": mixed, "fairness": fairness}[args.mix](trace, args.load, args.seconds)
     sys.stdout.write("# tenant kind priority at after delay_ms deadline_ms output answer prompt\n")
     sys.stdout.write("\n".join(trace.lines) + "\n")
