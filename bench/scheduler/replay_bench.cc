@@ -5,7 +5,8 @@
 //   tools/traces/make_trace.py --mix fairness | replay_bench --trace - --fairness flood
 //
 // Further flags: --workers N, --kv-blocks N (of each worker), --cost STEP,DECODE_ROW,PREFILL_ROW,CONTEXT_1K
-// in microseconds, --json FILE. TTFT counts from the first attempt of a request, refusals included.
+// in microseconds, --speed N (how many times faster than that the workers are), --json FILE. TTFT counts from
+// the first attempt of a request, refusals included.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -43,6 +44,7 @@ const std::vector<std::pair<const char*, std::function<bool(SchedulerOptions&)>>
        CONCLAVE_BENCH_SWITCH(itl_target_ms, 0)(o);
        return true;
      }},
+    {"no bound on owed rows", CONCLAVE_BENCH_SWITCH(max_owed_prefill_tokens, 0)},
     {"no adaptive chunk", CONCLAVE_BENCH_SWITCH(itl_target_ms, 0)},
     {"no preemption", CONCLAVE_BENCH_SWITCH(preemption, false)},
     {"no fair tenants", CONCLAVE_BENCH_SWITCH(fair_tenants, false)},
@@ -214,8 +216,9 @@ void run_fairness(const std::vector<TraceRequest>& trace, const ReplayOptions& b
 
 int run(int argc, char** argv) {
   ReplayOptions options;
-  // Measured: docs/bench_scheduler.md.
-  options.cost = {1'000, 300, 150, 10};
+  // Measured by step_cost_bench on one thread each of worker and shard, with one layer of M2's real geometry.
+  options.cost = {62'248, 34'163, 5'293, 805};
+  double speed = 20;
   std::string trace_file, variant, flood, json_file, json;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
@@ -236,6 +239,9 @@ int run(int argc, char** argv) {
     } else if (name == "--kv-blocks") {
       options.kv_blocks = static_cast<uint32_t>(std::strtoul(value, nullptr, 10));
       good = options.kv_blocks > 0;
+    } else if (name == "--speed") {
+      speed = std::strtod(value, nullptr);
+      good = speed > 0;
     } else if (name == "--cost") {
       good =
           std::sscanf(value, "%lf,%lf,%lf,%lf", &c.step, &c.decode_row, &c.prefill_row, &c.context_1k) == 4;
@@ -246,6 +252,10 @@ int run(int argc, char** argv) {
       std::fprintf(stderr, "replay_bench: %s %s is not understood\n", name.c_str(), value);
       return 2;
     }
+  }
+  for (double* cost :
+       {&options.cost.step, &options.cost.decode_row, &options.cost.prefill_row, &options.cost.context_1k}) {
+    *cost /= speed;
   }
   std::ifstream file;
   if (trace_file != "-") file.open(trace_file);

@@ -16,12 +16,12 @@ What is in a mix, at --load 1 (rates scale with it, nothing else does). --time-s
 every time, the seconds of the trace too, becomes four times as long.
 
   mixed     chat    0.12 sessions a second: one of 4 system prompts (300 to 900 tokens), 1 to 12 turns of 20 to 400
-                    tokens, answers of 20 to 500, think times of 12 s on average, 60 s of deadline
+                    tokens, answers of 20 to 500, think times of 12 s on average, a deadline of 20 to 60 s
             agent   0.02 sessions a second: one of 3 tool descriptions (3,000 to 6,000 tokens), 6 to 16 steps that each add
                     a tool's output of 100 to 900 tokens after 1.5 s, answers of 20 to 150
             batch   every 100 s 24 documents of 400 to 2,500 tokens under one instruction of 200, summaries of 100 to 250;
                     two bands below the others, no hurry
-  fairness  alice, bob, carol: requests of 100 to 400 tokens with answers of 40 to 160, 0.10, 0.15 and 0.20 a second
+  fairness  alice, bob, carol: requests of 100 to 400 tokens with answers of 40 to 160, 0.4, 0.8 and 1.6 a second
             flood: the same requests, 12 a second
 """
 
@@ -69,11 +69,12 @@ def chat(trace, rate, seconds):
     systems = [trace.segment(trace.between(300, 900)) for _ in range(4)]
     for at in trace.arrivals(rate, seconds):
         history = [trace.random.choice(systems)]
+        deadline = trace.random.uniform(20, 60)
         last = -1
         for turn in range(min(12, 1 + int(trace.random.expovariate(1 / 3.0)))):
             history.append(trace.segment(trace.between(20, 400)))
             when = {"at": at} if turn == 0 else {"after": last, "delay": 1 + trace.random.expovariate(1 / 11.0)}
-            last, answer = trace.add("chat", "chat", history, trace.between(20, 500), deadline=60, **when)
+            last, answer = trace.add("chat", "chat", history, trace.between(20, 500), deadline=deadline, **when)
             history.append(answer)
 
 
@@ -105,7 +106,7 @@ def mixed(trace, load, seconds):
 
 
 def fairness(trace, load, seconds):
-    for tenant, rate in (("alice", 0.10), ("bob", 0.15), ("carol", 0.20), ("flood", 12.0)):
+    for tenant, rate in (("alice", 0.4), ("bob", 0.8), ("carol", 1.6), ("flood", 12.0)):
         for at in trace.arrivals(rate * load, seconds):
             trace.add(tenant, "single", [trace.segment(trace.between(100, 400))], trace.between(40, 160), at=at)
 
