@@ -22,7 +22,7 @@ every time, the seconds of the trace too, becomes four times as long.
             batch   every 100 s 24 documents of 400 to 2,500 tokens under one instruction of 200, summaries of 100 to 250;
                     two bands below the others, no hurry
   fairness  alice, bob, carol: requests of 100 to 400 tokens with answers of 40 to 160, 0.4, 0.8 and 1.6 a second
-            flood: the same requests, 12 a second
+            flood: the same requests, 30 a second
 """
 
 import argparse
@@ -106,7 +106,7 @@ def mixed(trace, load, seconds):
 
 
 def fairness(trace, load, seconds):
-    for tenant, rate in (("alice", 0.4), ("bob", 0.8), ("carol", 1.6), ("flood", 12.0)):
+    for tenant, rate in (("alice", 0.4), ("bob", 0.8), ("carol", 1.6), ("flood", 30.0)):
         for at in trace.arrivals(rate * load, seconds):
             trace.add(tenant, "single", [trace.segment(trace.between(100, 400))], trace.between(40, 160), at=at)
 
