@@ -34,7 +34,12 @@ Status run(Service& service) {
     export_transport(member.transport_stats(), member.incarnations(), sink);
   });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
-  service.started({}, "joining the cluster");
+  const uint64_t bytes = WeightWarmer(loaded.model->dense).total();
+  service.started({}, "joining the cluster", [&member, bytes] {
+    const uint64_t warmed = member.metrics().weight_bytes_warmed;
+    return StartupStep{warmed < bytes ? "reading weights" : "",
+                       bytes == 0 ? 1.0 : static_cast<double>(warmed) / static_cast<double>(bytes)};
+  });
   service.wait_for_stop();
   // What runs here is replayed on other workers, or on this one's successor; nothing is lost.
   Service::limit_end(config.attention.drain_time + 5 * kSecond);

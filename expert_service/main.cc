@@ -34,8 +34,9 @@ Status run(Service& service) {
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
   service.started({}, "warming experts", [&member] {
     const ShardMetrics seen = member.metrics();
-    if (seen.held_experts == 0) return -1.0;
-    return 1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts);
+    if (seen.held_experts == 0) return StartupStep{};
+    return StartupStep{"",
+                       1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts)};
   });
   service.wait_for_stop();
   // Workers send what was not answered to other homes, or to this shard's successor; nothing is lost.

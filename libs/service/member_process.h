@@ -134,9 +134,8 @@ class MemberProcess {
     rpc::ClientOptions control = settings_.control;
     control.target = settings_.scheduler;
     Core* core = member->core.get();
-    member->client = std::make_unique<rpc::MemberClient>(control, *core, thread_.loop(), [core] {
-      return Heartbeat{core->epoch(), core->queue_depth()};
-    });
+    member->client = std::make_unique<rpc::MemberClient>(control, *core, thread_.loop(),
+                                                         [core] { return core->heartbeat(); });
     core->set_link(member->client.get());
     core->set_on_refused([this](const Refusal& refusal) { refused(refusal); });
     core->start();

@@ -241,6 +241,7 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
   requests_.attach(request, event.gateway);
   emit(ReplySubmit{event.gateway, request.id(), OkStatus()});
   request.prompt_sent = std::max(event.request.prompt_logprobs_delivered, request.prompt_base - 1);
+  request.cached_sent = false;
   event.request.delivered.resize(request.choices.size());
   bool mixed = false;
   for (Choice& choice : request.choices) {
@@ -342,7 +343,8 @@ void SchedulerCore::admit() {
     const bool wants_prompt = request.accepted.sampling.prompt_logprobs && choice.index == 0 &&
                               request.prompt_next() < request.prompt_tokens();
     const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
-    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted), !wants_prompt};
+    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted),
+                           !wants_prompt && !request.accepted.sampling.every_expert};
     const auto best = choose_worker(known, request.max_positions(), prefix, held);
     if (best == nullptr) {
       for (const auto& [incarnation, worker] : workers_) {
@@ -362,7 +364,10 @@ void SchedulerCore::admit() {
     start.sampling.prompt_logprobs = wants_prompt;
     requests_.set_running(choice, best->first, start.seq);
     counters_.prompt_tokens_admitted += start.tokens.size();
-    counters_.prompt_tokens_cached += best->second.admit(std::move(start), request.max_positions(), prefix);
+    const uint32_t cached = best->second.admit(std::move(start), request.max_positions(), prefix);
+    counters_.prompt_tokens_cached += cached;
+    // The prompt counts once: its other choices find what the first one left.
+    if (!request.cached_tokens) request.cached_tokens = std::min(cached, request.prompt_tokens());
     next();
   }
 }

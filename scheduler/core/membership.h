@@ -31,7 +31,8 @@ struct Member {
   Hello hello;
   TimePoint last_heard = 0;
   bool suspect = false;
-  Epoch epoch_in_use;  // from heartbeats
+  Epoch epoch_in_use;            // from heartbeats
+  uint32_t loaded_permille = 0;  // the same
   // Complaints of workers about a shard since trouble_since; 0: none.
   uint32_t troubles = 0;
   TimePoint trouble_since = 0;
@@ -72,6 +73,8 @@ class Membership {
   // Marks suspects (returning how many are new) and lists the dead, who stay until they are removed.
   uint32_t check_leases(TimePoint now, std::vector<DeadMember>& dead);
   TimePoint next_timer() const;
+  // FleetInfo::loaded_permille.
+  uint32_t loaded_permille() const;
   size_t fence_size() const { return fenced_.size(); }
 
  private:

@@ -50,7 +50,8 @@ uint32_t WorkerPlanner::admit(SequenceStart start, uint32_t max_positions, Prefi
   seq.planned = cached;
   seq.tokens = start.tokens;
   seq.salt = std::move(prefix.salt);
-  seq.own_pages = !limits_.prefix_cache;
+  // A warm-up's keys and values are not those of its tokens.
+  seq.own_pages = !limits_.prefix_cache || start.sampling.every_expert;
   seq.start = std::move(start);
   CONCLAVE_CHECK(sequences_.emplace(id, std::move(seq)).second);
   running_.push_back(id);

@@ -42,13 +42,14 @@ void ClusterEnvironment::TearDown() {
 const std::string& ClusterEnvironment::directory() { return g_directory; }
 const std::string& ClusterEnvironment::model() { return g_model; }
 
-ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments)
+ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments,
+                               bool members)
     : scheduler_arguments_(std::move(scheduler_arguments)),
       prefix_(g_directory + "/" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + "-") {
   start_scheduler();
   shards.resize(shard_count);
-  for (size_t i = 0; i < shard_count; ++i) start_shard(i);
-  start_worker();
+  for (size_t i = 0; members && i < shard_count; ++i) start_shard(i);
+  if (members) start_worker();
   rpc::ClientOptions options;
   options.target = scheduler_address_;
   options.reconnect_max = 200 * kMillisecond;

@@ -33,7 +33,9 @@ class ClusterEnvironment : public ::testing::Environment {
 // One scheduler, one worker, two shards, as separate processes.
 class ProcessCluster {
  public:
-  explicit ProcessCluster(uint32_t shards = 2, std::vector<std::string> scheduler_arguments = {});
+  // Without `members` only the scheduler starts.
+  explicit ProcessCluster(uint32_t shards = 2, std::vector<std::string> scheduler_arguments = {},
+                          bool members = true);
   ~ProcessCluster();
 
   // On the same port as before, if there was one.
