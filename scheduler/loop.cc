@@ -143,6 +143,12 @@ void SchedulerLoop::Driver::perform(ReplySubmit& action) {
   if (it != gateways_.end()) it->second->reply(action.request, action.status);
 }
 
+void SchedulerLoop::Driver::perform(ReplyDrain& action) {
+  const auto done = drains_.extract(action.ticket);
+  CONCLAVE_CHECK(!done.empty());
+  done.mapped()(action.status);
+}
+
 void SchedulerLoop::Driver::perform(SendTokens& action) {
   if (action.gateway == local_gateway_) {
     const auto it = observers_.find(action.event.request);
@@ -302,6 +308,14 @@ std::unique_ptr<MemberLink> SchedulerLoop::attach_member(MemberHandler& handler,
     if (const auto driver = weak.lock()) driver->member_closed(session, cause);
   };
   return std::make_unique<InProcessLink>(handler, member_executor, std::move(scheduler));
+}
+
+void SchedulerLoop::drain_member(Incarnation member, std::function<void(const Status&)> done) {
+  driver_->push([member, done = std::move(done)](Driver& driver) {
+    const uint64_t ticket = driver.next_ticket_++;
+    driver.drains_.emplace(ticket, done);
+    driver.feed(DrainMember{ticket, member});
+  });
 }
 
 void SchedulerLoop::status(std::function<void(const StatusSnapshot&)> done) {

@@ -81,6 +81,9 @@ class SchedulerLoop : public SchedulerPort {
   void status(std::function<void(const StatusSnapshot&)> done);
   // As of the end of the last step of the loop.
   SchedulerMetrics metrics() const;
+  // Asks that what a worker runs moves elsewhere. `done` is called on the executor: OK once it is draining
+  // (status() tells when it is drained), NOT_FOUND, or FAILED_PRECONDITION for another kind of member.
+  void drain_member(Incarnation member, std::function<void(const Status&)> done);
   // The core's recount (core.h). On the executor; for tests.
   Status audit() const;
 

@@ -61,6 +61,7 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   void perform(SendWelcome& action);
   void perform(CloseGateway& action);
   void perform(ReplySubmit& action);
+  void perform(ReplyDrain& action);
   void perform(SendTokens& action);
   void perform(SendFleet& action);
 
@@ -93,6 +94,9 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   std::unordered_map<RequestId, LocalRequest> observers_;
   std::shared_ptr<RequestObserver> submitting_;
   uint32_t submitting_choices_ = 0;
+  // Answered within the event itself.
+  uint64_t next_ticket_ = 1;
+  std::map<uint64_t, std::function<void(const Status&)>> drains_;
 };
 
 }  // namespace conclave::scheduler

@@ -35,8 +35,12 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   };
   counter("conclave_scheduler_reattached_requests_total", "Requests taken up again by their router",
           m.requests_reattached);
-  counter("conclave_scheduler_replayed_sequences_total", "Sequences moved to another worker",
-          m.sequences_replayed);
+  counter("conclave_scheduler_replayed_sequences_total",
+          "Sequences of lost workers, computed again elsewhere", m.sequences_replayed);
+  counter("conclave_scheduler_moved_sequences_total", "Sequences moved off draining workers",
+          m.sequences_moved);
+  counter("conclave_scheduler_drained_members_total", "Members that were drained or meant to leave",
+          m.members_drained);
   counter("conclave_scheduler_planned_steps_total", "Plans sent to workers", m.steps_planned);
   counter("conclave_scheduler_retired_steps_total", "Plans that workers reported", m.steps_retired);
   counter("conclave_scheduler_prefill_tokens_total", "Prompt and replayed tokens planned", m.prefill_tokens);

@@ -101,7 +101,7 @@ void Worker::on_message(ToMember message) {
     exchange_.set_placement(std::move(update->table));
     epoch_.store(exchange_.epoch().value, std::memory_order_relaxed);
   }
-  // Drain: the scheduler sends no new sequences; those it has run to their end by its plans.
+  // Drained concerns the process.
 }
 
 void Worker::on_down(const Status&) {

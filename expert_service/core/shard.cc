@@ -65,8 +65,7 @@ void Shard::on_message(ToMember message) {
   } else if (auto* update = std::get_if<PlacementUpdate>(&message)) {
     on_placement(update->table);
   }
-  // Drain: a shard has nothing to finish by itself; placements take its experts away first. Plans are not for
-  // it.
+  // Drained concerns the process; plans are not for it.
 }
 
 void Shard::on_down(const Status&) {

@@ -7,6 +7,7 @@
 // Debian's Abseil has a string_view of its own, so our headers speak std types and convert here.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,9 +29,13 @@ Status invalid_field(std::string_view field, std::string_view message);
 Status with_field(Status status, std::string_view field);
 // The field a status names; empty when it names none.
 std::string field_of(const Status& status);
+// Adds to a RESOURCE_EXHAUSTED status when trying again is worth while, in nanoseconds from now.
+Status with_retry_after(Status status, int64_t nanos);
+// What with_retry_after() told; 0: nothing.
+int64_t retry_after_of(const Status& status);
 // The message alone, as a std::string.
 std::string message_of(const Status& status);
-// Same code and field, the message prefixed with "context: ".
+// Same code, field and retry time, the message prefixed with "context: ".
 Status annotate(const Status& status, std::string_view context);
 
 inline Status invalid_argument(std::string_view m) { return make_status(StatusCode::kInvalidArgument, m); }

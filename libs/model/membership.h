@@ -59,9 +59,10 @@ struct Refusal {
 struct PlacementUpdate {
   PlacementTable table;
 };
-struct Drain {};
+// Nothing of the scheduler's is at the member any more, and nothing will come: it may end.
+struct Drained {};
 
-using ToMember = std::variant<Welcome, Refusal, BatchPlan, PlacementUpdate, Drain>;
+using ToMember = std::variant<Welcome, Refusal, BatchPlan, PlacementUpdate, Drained>;
 
 // --- member -> scheduler ---
 struct Heartbeat {
@@ -79,7 +80,11 @@ struct PeerTrouble {
   std::string cause;
 };
 
-using FromMember = std::variant<Hello, Heartbeat, StepResult, PlacementReady, PeerTrouble>;
+// The member means to end: what it runs or holds is to move elsewhere. It goes on as before until it is told
+// Drained, or its own patience ends.
+struct Leaving {};
+
+using FromMember = std::variant<Hello, Heartbeat, StepResult, PlacementReady, PeerTrouble, Leaving>;
 
 // What a gateway must know of the fleet before it can validate a request.
 struct FleetInfo {

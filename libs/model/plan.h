@@ -39,8 +39,16 @@ struct PlanSlice {
   std::vector<BlockId> new_blocks;
 };
 
+// The worker copies a whole page, in every layer, before the plan's slices run: what a sequence shares with
+// another up to the middle of a page (copy on write). Only rows below the slice's start are meant.
+struct PageCopy {
+  BlockId from = 0;
+  BlockId to = 0;
+};
+
 struct BatchPlan {
   StepId step;
+  std::vector<PageCopy> copies;
   std::vector<SequenceStart> starts;
   std::vector<PlanSlice> slices;
   // Sequences to forget before the step runs: finished, cancelled, past their deadline. Their blocks return
@@ -83,6 +91,9 @@ struct StepResult {
   std::vector<SeqId> released;
   Nanos compute_ns = 0;      // busy time of the step
   Nanos expert_wait_ns = 0;  // of which waiting for experts
+  // Between the step before and this one: time the worker stood still for want of a plan although it had
+  // sequences. What planning one step ahead is to hide.
+  Nanos plan_wait_ns = 0;
 };
 
 }  // namespace conclave

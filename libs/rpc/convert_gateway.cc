@@ -60,6 +60,7 @@ void to_proto(RequestId id, const Status& status, pb::SubmitReply* to) {
   to->set_code(static_cast<uint32_t>(status.code()));
   to->set_message(wire_text(message_of(status)));
   to->set_field(wire_text(field_of(status), kMaxNameBytes));
+  to->set_retry_after_ns(retry_after_of(status));
 }
 
 StatusOr<SubmitAnswer> from_proto(const pb::SubmitReply& from) {
@@ -71,6 +72,8 @@ StatusOr<SubmitAnswer> from_proto(const pb::SubmitReply& from) {
   if (from.code() != 0) {
     to.status = make_status(static_cast<StatusCode>(from.code()), from.message());
     if (!from.field().empty()) to.status = with_field(to.status, from.field());
+    RETURN_IF_ERROR(check_duration("submit_reply.retry_after_ns", from.retry_after_ns(), kMaxDuration));
+    to.status = with_retry_after(to.status, from.retry_after_ns());
   }
   return to;
 }

@@ -164,7 +164,7 @@ void to_proto(const ToMember& from, pb::MemberDown* to) {
   } else if (const auto* placement = std::get_if<PlacementUpdate>(&from)) {
     to_proto(placement->table, to->mutable_placement());
   } else {
-    to->mutable_drain();
+    to->mutable_drained();
   }
 }
 
@@ -186,8 +186,8 @@ StatusOr<ToMember> from_proto(const pb::MemberDown& from) {
       ASSIGN_OR_RETURN(PlacementTable table, from_proto(from.placement()));
       return ToMember(PlacementUpdate{std::move(table)});
     }
-    case pb::MemberDown::kDrain:
-      return ToMember(Drain{});
+    case pb::MemberDown::kDrained:
+      return ToMember(Drained{});
     case pb::MemberDown::WHAT_NOT_SET:
       break;
   }
@@ -208,6 +208,8 @@ void to_proto(const FromMember& from, pb::MemberUp* to) {
   } else if (const auto* trouble = std::get_if<PeerTrouble>(&from)) {
     to->mutable_peer_trouble()->set_peer(trouble->peer.value);
     to->mutable_peer_trouble()->set_cause(wire_text(trouble->cause));
+  } else {
+    to->mutable_leaving();
   }
 }
 
@@ -235,6 +237,8 @@ StatusOr<FromMember> from_proto(const pb::MemberUp& from) {
       RETURN_IF_ERROR(check_nonzero("peer_trouble.peer", from.peer_trouble().peer()));
       RETURN_IF_ERROR(check_text("peer_trouble.cause", from.peer_trouble().cause(), kMaxTextBytes));
       return FromMember(PeerTrouble{Incarnation(from.peer_trouble().peer()), from.peer_trouble().cause()});
+    case pb::MemberUp::kLeaving:
+      return FromMember(Leaving{});
     case pb::MemberUp::WHAT_NOT_SET:
       break;
   }

@@ -240,6 +240,11 @@ void to_proto(const BatchPlan& from, pb::BatchPlan* to) {
     out->mutable_new_blocks()->Assign(slice.new_blocks.begin(), slice.new_blocks.end());
   }
   for (SeqId seq : from.ends) to->add_ends(seq.value);
+  for (const PageCopy& copy : from.copies) {
+    pb::PageCopy* out = to->add_copies();
+    out->set_from(copy.from);
+    out->set_to(copy.to);
+  }
 }
 
 StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
@@ -266,6 +271,8 @@ StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
     RETURN_IF_ERROR(check_nonzero("plan.ends", seq));
     to.ends.push_back(SeqId(seq));
   }
+  RETURN_IF_ERROR(check_count("plan.copies", from.copies_size(), kMaxPlanEntries));
+  for (const pb::PageCopy& copy : from.copies()) to.copies.push_back({copy.from(), copy.to()});
   return to;
 }
 
@@ -294,6 +301,7 @@ void to_proto(const StepResult& from, pb::StepResult* to) {
   for (SeqId seq : from.released) to->add_released(seq.value);
   to->set_compute_ns(from.compute_ns);
   to->set_expert_wait_ns(from.expert_wait_ns);
+  to->set_plan_wait_ns(from.plan_wait_ns);
 }
 
 StatusOr<StepResult> from_proto(const pb::StepResult& from) {
@@ -302,6 +310,7 @@ StatusOr<StepResult> from_proto(const pb::StepResult& from) {
   RETURN_IF_ERROR(check_count("result.failures", from.failures_size(), kMaxPlanEntries));
   RETURN_IF_ERROR(check_duration("result.compute_ns", from.compute_ns(), kMaxDuration));
   RETURN_IF_ERROR(check_duration("result.expert_wait_ns", from.expert_wait_ns(), kMaxDuration));
+  RETURN_IF_ERROR(check_duration("result.plan_wait_ns", from.plan_wait_ns(), kMaxDuration));
   StepResult to;
   to.step = StepId(from.step());
   to.sampled.reserve(static_cast<size_t>(from.sampled_size()));
@@ -326,6 +335,7 @@ StatusOr<StepResult> from_proto(const pb::StepResult& from) {
   }
   to.compute_ns = from.compute_ns();
   to.expert_wait_ns = from.expert_wait_ns();
+  to.plan_wait_ns = from.plan_wait_ns();
   return to;
 }
 

@@ -109,6 +109,7 @@ Actions SchedulerCore::on_event(Event event, TimePoint now) {
 Actions SchedulerCore::plan(TimePoint now) {
   CONCLAVE_CHECK(now >= last_now_);
   last_now_ = now;
+  advance_drains();
   admit();
   for (auto& [incarnation, worker] : workers_) {
     while (auto step = plan_step(incarnation, now)) {
@@ -312,7 +313,7 @@ void SchedulerCore::admit() {
   // that came later, so it never starves; who fits no worker's pool holds up nobody.
   std::set<Incarnation> held;
   for (const auto& [incarnation, worker] : workers_) {
-    if (members_.find(incarnation)->suspect) held.insert(incarnation);
+    if (!takes_new_work(incarnation)) held.insert(incarnation);
   }
   // By place: an admission, or the end of a request, takes entries out of the queue.
   for (auto it = requests_.waiting().begin(); it != requests_.waiting().end();) {

@@ -63,6 +63,7 @@ class SchedulerCore {
   void handle(GatewayLost& event, TimePoint now);
   void handle(Submit& event, TimePoint now);
   void handle(Cancel& event, TimePoint now);
+  void handle(DrainMember& event, TimePoint now);
   void handle(Tick& event, TimePoint now);
 
   void on_hello(SessionId session, Hello hello, TimePoint now);
@@ -70,6 +71,12 @@ class SchedulerCore {
   void on_peer_trouble(const PeerTrouble& trouble, TimePoint now);
   // Ends a membership for ever; what it ran or held moves on.
   void lose_member(SessionId session, const Status& cause, bool close, TimePoint now);
+  void start_drain(Member& member);
+  // Moves what draining workers run to others, and tells those that have nothing left.
+  void advance_drains();
+  // What no other worker can hold stays and runs to its end.
+  void move_off(Incarnation from, WorkerPlanner& worker);
+  bool takes_new_work(Incarnation worker);
   void forgive_own_stall(TimePoint now);
   void run_timers(TimePoint now);
 

@@ -50,6 +50,8 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   } else if (const auto* trouble = std::get_if<PeerTrouble>(&event.message)) {
     if (worker) return on_peer_trouble(*trouble, now);
     unexpected = "a shard reported trouble with a peer";
+  } else if (std::holds_alternative<Leaving>(event.message)) {
+    return start_drain(*member);
   } else {
     unexpected = "a second hello on one session";
   }
@@ -153,6 +155,57 @@ void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
   }
 }
 
+void SchedulerCore::handle(DrainMember& event, TimePoint) {
+  Member* member = members_.find(event.member);
+  Status status;
+  if (member == nullptr) {
+    status = not_found("no member has the incarnation " + std::to_string(event.member.value));
+  } else if (member->hello.role != Role::kAttention) {
+    status = failed_precondition(member->hello.name + " is no attention worker: only those can be drained");
+  } else {
+    start_drain(*member);
+  }
+  emit(ReplyDrain{event.ticket, std::move(status)});
+}
+
+bool SchedulerCore::takes_new_work(Incarnation worker) {
+  const Member* member = members_.find(worker);
+  return !member->suspect && !member->draining;
+}
+
+void SchedulerCore::start_drain(Member& member) {
+  if (!member.draining) ++counters_.members_drained;
+  member.draining = true;
+}
+
+void SchedulerCore::advance_drains() {
+  for (auto& [session, member] : members_.members()) {
+    if (!member.draining || member.drained) continue;
+    const auto worker = workers_.find(member.hello.incarnation);
+    if (worker != workers_.end()) {
+      if (worker->second.running() > 0) move_off(member.hello.incarnation, worker->second);
+      if (!worker->second.idle()) continue;
+    }
+    // A shard has nothing to wait for: what it computes is computed again elsewhere when it is gone.
+    member.drained = true;
+    emit(SendMember{session, Drained{}});
+  }
+}
+
+void SchedulerCore::move_off(Incarnation from, WorkerPlanner& worker) {
+  uint32_t largest = 0;  // pages of a worker that can take over
+  for (const auto& [incarnation, other] : workers_) {
+    if (takes_new_work(incarnation)) largest = std::max(largest, other.pool().total());
+  }
+  if (largest == 0) return;
+  for (Choice* choice : requests_.running_on(from)) {
+    if (WorkerPlanner::blocks_for(choice->request->max_positions()) > largest) continue;
+    worker.end(choice->seq);
+    requests_.set_waiting(*choice);
+    ++counters_.sequences_moved;
+  }
+}
+
 void SchedulerCore::handle(Tick&, TimePoint now) { run_timers(now); }
 
 void SchedulerCore::forgive_own_stall(TimePoint now) {
@@ -227,6 +280,10 @@ void SchedulerCore::update_fleet() {
   }
   if (workers_.empty()) {
     info.not_ready = "no attention worker is there";
+  } else if (std::none_of(members_.all().begin(), members_.all().end(), [](const auto& entry) {
+               return entry.second.hello.role == Role::kAttention && !entry.second.draining;
+             })) {
+    info.not_ready = "every attention worker is draining";
   } else if (placement_.shards() == 0) {
     info.not_ready = "no expert shard is there";
   } else if (!placement_.active_complete()) {
@@ -283,6 +340,7 @@ StatusSnapshot SchedulerCore::status() const {
       if (index >= 0) entry.experts_held = held[static_cast<size_t>(index)];
       if (index < 0) entry.state = "joining";
     }
+    if (member.draining) entry.state = member.drained ? "drained" : "draining";
     if (member.suspect) entry.state = "suspect";
     snapshot.members.push_back(std::move(entry));
   }

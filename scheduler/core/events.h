@@ -44,9 +44,15 @@ struct Cancel {
   RequestId request;
   std::optional<uint32_t> choice = std::nullopt;  // none: all of them
 };
+// An operator wants what a worker runs to move elsewhere; answered by ReplyDrain with the same ticket.
+struct DrainMember {
+  uint64_t ticket = 0;
+  Incarnation member;
+};
 struct Tick {};  // time has passed
 
-using Event = std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, Tick>;
+using Event =
+    std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, DrainMember, Tick>;
 
 // --- out ---
 struct SendMember {
@@ -71,6 +77,11 @@ struct ReplySubmit {  // OK: accepted
   RequestId request;
   Status status;
 };
+// OK: the member is draining, or drained already; status() tells when it is done.
+struct ReplyDrain {
+  uint64_t ticket = 0;
+  Status status;
+};
 struct SendTokens {
   SessionId gateway;
   TokenEvent event;
@@ -80,8 +91,8 @@ struct SendFleet {
   FleetInfo fleet;
 };
 
-using Action =
-    std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, SendTokens, SendFleet>;
+using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, ReplyDrain,
+                            SendTokens, SendFleet>;
 using Actions = std::vector<Action>;
 
 }  // namespace conclave::scheduler

@@ -31,6 +31,8 @@ struct Member {
   Hello hello;
   TimePoint last_heard = 0;
   bool suspect = false;
+  bool draining = false;         // gets nothing new; for the rest of its membership
+  bool drained = false;          // and has been told that nothing is left
   Epoch epoch_in_use;            // from heartbeats
   uint32_t loaded_permille = 0;  // the same
   // Complaints of workers about a shard since trouble_since; 0: none.
@@ -62,6 +64,7 @@ class Membership {
   Member* find(SessionId session);
   Member* find(Incarnation incarnation);
   const std::map<SessionId, Member>& all() const { return members_; }
+  std::map<SessionId, Member>& members() { return members_; }
   const std::optional<FleetModel>& model() const { return model_; }
   bool fenced(Incarnation incarnation) const;
 

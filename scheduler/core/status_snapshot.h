@@ -14,7 +14,7 @@ struct MemberSnapshot {
   Role role = Role::kAttention;
   std::string name;
   Incarnation incarnation;
-  std::string state;  // joining | ready | suspect
+  std::string state;  // joining | ready | suspect | draining | drained
   uint32_t kv_blocks_total = 0;
   uint32_t kv_blocks_used = 0;
   uint32_t kv_blocks_cached = 0;
@@ -45,7 +45,9 @@ struct SchedulerMetrics {
   uint64_t requests_abandoned = 0;  // their gateway did not come back
   uint64_t requests_deadline = 0;
   uint64_t requests_failed = 0;
-  uint64_t sequences_replayed = 0;  // moved to another worker
+  uint64_t sequences_replayed = 0;  // of a lost worker, computed again elsewhere
+  uint64_t sequences_moved = 0;     // off a draining worker
+  uint64_t members_drained = 0;
   uint64_t steps_planned = 0;
   uint64_t steps_retired = 0;
   uint64_t prompt_tokens_admitted = 0;  // known tokens of sequences when they started

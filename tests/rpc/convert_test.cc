@@ -104,6 +104,7 @@ class Maker {
       p.slices.push_back({SeqId(1 + r.next() / 2), u(100000), 1 + u(512), r.chance(0.5), ids(5)});
     }
     for (uint32_t n = u(3); n > 0; --n) p.ends.push_back(SeqId(1 + r.next() / 2));
+    for (uint32_t n = u(3); n > 0; --n) p.copies.push_back({u(100), u(100)});
     return p;
   }
   StepResult result() {
@@ -118,6 +119,7 @@ class Maker {
       s.prompt_logprobs.push_back({SeqId(1 + r.next() / 2), 1 + u(1000), prompt_logprobs()});
     }
     for (uint32_t n = u(3); n > 0; --n) s.released.push_back(SeqId(1 + r.next() / 2));
+    s.plan_wait_ns = static_cast<Nanos>(r.below(1000));
     s.compute_ns = static_cast<Nanos>(r.below(1ull << 40));
     s.expert_wait_ns = static_cast<Nanos>(r.below(1ull << 40));
     return s;
@@ -283,14 +285,15 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
               beat.loaded_permille);
     round_trip<pb::Welcome>(
         Welcome{Incarnation(make.r.next() | 1), static_cast<Nanos>(make.u(1000)), make.text()});
-    for (const ToMember& down : {ToMember(plan), ToMember(PlacementUpdate{table}), ToMember(Drain{}),
+    for (const ToMember& down : {ToMember(plan), ToMember(PlacementUpdate{table}), ToMember(Drained{}),
                                  ToMember(Refusal{StatusCode::kFailedPrecondition, make.text()}),
                                  ToMember(Welcome{Incarnation(1), 1, ""})}) {
       EXPECT_EQ(round_trip<pb::MemberDown>(down).index(), down.index());
     }
     for (const FromMember& up :
          {FromMember(hello), FromMember(result), FromMember(Heartbeat{Epoch(make.u(9)), 3}),
-          FromMember(PlacementReady{Epoch(4)}), FromMember(PeerTrouble{Incarnation(5), "x"})}) {
+          FromMember(PlacementReady{Epoch(4)}), FromMember(PeerTrouble{Incarnation(5), "x"}),
+          FromMember(Leaving{})}) {
       EXPECT_EQ(round_trip<pb::MemberUp>(up).index(), up.index());
     }
   }
@@ -303,6 +306,10 @@ TEST(ConvertTest, SubmitRepliesCarryCodeMessageAndField) {
   ASSERT_TRUE(answer.ok());
   EXPECT_EQ(answer->status.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(field_of(answer->status), "max_tokens");
+  EXPECT_EQ(retry_after_of(answer->status), 0);
+  reply.Clear();
+  to_proto(RequestId{1, 2}, with_retry_after(resource_exhausted("full"), 7 * kSecond), &reply);
+  EXPECT_EQ(retry_after_of(from_proto(reply)->status), 7 * kSecond);
   reply.Clear();
   to_proto(RequestId{1, 2}, OkStatus(), &reply);
   EXPECT_TRUE(from_proto(reply)->status.ok());

@@ -156,12 +156,14 @@ struct Harness {
       }
     }
     if (std::holds_alternative<Welcome>(a.message)) ++welcomes[a.session];
+    if (std::holds_alternative<Drained>(a.message)) ++drained[a.session];
     if (const auto* refusal = std::get_if<Refusal>(&a.message)) refusals[a.session] = refusal->reason;
   }
   void on(CloseMember& a) { closed[a.session] = a.cause; }
   void on(SendWelcome& a) { gateways[a.gateway].welcomed = true; }
   void on(CloseGateway& a) { gateways[a.gateway].closed = a.cause; }
   void on(ReplySubmit& a) { gateways[a.gateway].replies[a.request] = a.status; }
+  void on(ReplyDrain& a) { drain_replies[a.ticket] = a.status; }
   void on(SendTokens& a) {
     GatewaySide& side = gateways[a.gateway];
     const auto key = std::pair(a.event.request, a.event.choice);
@@ -193,6 +195,8 @@ struct Harness {
   std::map<SessionId, GatewaySide> gateways;
   std::map<SessionId, PlacementTable> to_prepare;
   std::map<SessionId, int> welcomes;
+  std::map<SessionId, int> drained;
+  std::map<uint64_t, Status> drain_replies;
   std::map<SessionId, std::string> refusals;
   std::map<SessionId, Status> closed;
 };

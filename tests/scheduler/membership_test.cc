@@ -373,5 +373,75 @@ TEST(Options, WhatMayNotBeCombined) {
   EXPECT_EQ(field_of(options.validate()), "dead_after_ms");
 }
 
+TEST(Drain, MovesWhatRunsToAnotherWorkerAndTellsWhenItIsDone) {
+  Harness h;
+  h.make_ready();
+  const SessionId other = h.join_worker(102);
+  for (uint64_t id = 1; id <= 4; ++id) h.submit(Harness::request(id, 20, 30));
+  for (int i = 0; i < 3; ++i) h.step(h.worker), h.step(other);
+  ASSERT_GT(h.workers[h.worker].model.sequences(), 0u);
+  h.event(DrainMember{7, Incarnation(101)});
+  EXPECT_TRUE(h.drain_replies.at(7).ok());
+  EXPECT_EQ(h.drained[h.worker], 0) << "its pages are still in use";
+  h.run_all();
+  EXPECT_EQ(h.drained[h.worker], 1);
+  EXPECT_EQ(h.workers[h.worker].model.sequences(), 0u);
+  EXPECT_GT(h.core.metrics().sequences_moved, 0u);
+  h.submit(Harness::request(5, 20, 30));
+  h.run_all();
+  EXPECT_EQ(h.workers[h.worker].model.sequences(), 0u);
+  for (uint64_t id = 1; id <= 5; ++id) {
+    const AcceptedRequest r = Harness::request(id, 20, 30);
+    EXPECT_EQ(h.tokens(id), oracle_answer(r.prompt, r.sampling));
+  }
+  EXPECT_TRUE(h.workers[h.worker].plans.empty());
+  const auto members = h.core.status().members;
+  EXPECT_TRUE(
+      std::any_of(members.begin(), members.end(), [](const auto& m) { return m.state == "drained"; }));
+}
+
+TEST(Drain, WithoutAnotherWorkerWhatRunsEndsThereAndNewWorkWaitsForOne) {
+  Harness h;
+  h.make_ready();
+  h.submit(Harness::request(1, 20, 30));
+  h.step(h.worker);
+  h.event(MemberMessage{h.worker, Leaving{}});
+  EXPECT_FALSE(h.gateways[h.gateway].fleet.ready);
+  EXPECT_THAT(h.gateways[h.gateway].fleet.not_ready, HasSubstr("draining"));
+  h.submit(Harness::request(2, 20, 30));
+  h.run_all();
+  EXPECT_EQ(h.finish(1), FinishReason::kLength);
+  EXPECT_EQ(h.drained[h.worker], 1);
+  EXPECT_EQ(h.core.metrics().requests_waiting, 1u);
+  h.join_worker(102);
+  h.run_all();
+  EXPECT_EQ(h.finish(2), FinishReason::kLength);
+}
+
+// A worker that joins while another drains takes over what could not move before.
+TEST(Drain, AWorkerThatJoinsLaterTakesOver) {
+  Harness h;
+  h.make_ready();
+  h.submit(Harness::request(1, 20, 30));
+  h.step(h.worker);
+  h.event(DrainMember{1, Incarnation(101)});
+  h.step(h.worker);
+  EXPECT_EQ(h.core.metrics().sequences_moved, 0u);
+  h.join_worker(102);
+  EXPECT_EQ(h.core.metrics().sequences_moved, 1u);
+  h.run_all();
+  const AcceptedRequest r = Harness::request(1, 20, 30);
+  EXPECT_EQ(h.tokens(1), oracle_answer(r.prompt, r.sampling));
+}
+
+TEST(Drain, OnlyWorkersThatAreThere) {
+  Harness h;
+  h.make_ready();
+  h.event(DrainMember{1, Incarnation(999)});
+  EXPECT_EQ(h.drain_replies.at(1).code(), StatusCode::kNotFound);
+  h.event(DrainMember{2, Incarnation(201)});
+  EXPECT_EQ(h.drain_replies.at(2).code(), StatusCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace conclave::scheduler

@@ -142,6 +142,7 @@ void SchedulerSim::absorb_metrics() {
   count("requests_abandoned", m.requests_abandoned);
   count("requests_deadline", m.requests_deadline);
   count("sequences_replayed", m.sequences_replayed);
+  count("sequences_moved", m.sequences_moved);
   count("tokens_discarded", m.tokens_discarded);
   count("prompt_tokens_cached", m.prompt_tokens_cached);
   count("kv_evictions", m.kv_evictions);
@@ -272,6 +273,10 @@ void SchedulerSim::do_action(ReplySubmit& action) {
   at(session.down_at, [this, &gateway, action] {
     if (gateway.session == action.gateway) gateway_replies(gateway, action.request, action.status);
   });
+}
+
+void SchedulerSim::do_action(ReplyDrain& action) {
+  count(action.status.ok() ? "drain taken" : "drain refused");
 }
 
 void SchedulerSim::do_action(SendTokens& action) {

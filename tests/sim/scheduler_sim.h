@@ -66,6 +66,7 @@ class SchedulerSim {
   void do_action(SendWelcome& action);
   void do_action(CloseGateway& action);
   void do_action(ReplySubmit& action);
+  void do_action(ReplyDrain& action);
   void do_action(SendTokens& action);
   void do_action(SendFleet& action);
   void check_core();

@@ -142,6 +142,16 @@ void SchedulerSim::node_receives(Node& node, ToMember message) {
   } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
     if (refusal->code != StatusCode::kFailedPrecondition) violate("refused: " + refusal->reason);
     node.incarnation = Incarnation(next_incarnation_++);
+  } else if (std::holds_alternative<Drained>(message)) {
+    count(node.role == Role::kAttention ? "worker drained" : "shard drained");
+    if (node.busy || !node.plans.empty() || node.model.owned_blocks() != 0) {
+      violate(node.name + " is told that it is drained while it has work");
+    }
+    const SessionId session = node.session;
+    disconnect(node);
+    after(0, [this, session, life = scheduler_life_] {
+      if (life == scheduler_life_) to_core(MemberLost{session, unavailable("the member left")});
+    });
   }
 }
 
@@ -373,7 +383,7 @@ void SchedulerSim::chaos() {
   if (now_ > end_of_chaos_) return;
   after(between(50 * kMillisecond, 900 * kMillisecond), [this] { chaos(); });
   Node& node = nodes_[random_.below(nodes_.size())];
-  switch (random_.below(8)) {
+  switch (random_.below(10)) {
     case 0:
     case 1:
       crash(node);
@@ -384,6 +394,12 @@ void SchedulerSim::chaos() {
     case 3:
     case 4:
       drop(gateways_[random_.below(gateways_.size())]);
+      break;
+    case 8:
+      if (node.session) send_up(node, Leaving{});
+      break;
+    case 9:
+      to_core(DrainMember{1, node.incarnation});
       break;
     case 5:
       stall(now_ + between(10 * kMillisecond, 2500 * kMillisecond));

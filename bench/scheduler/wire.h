@@ -1,0 +1,28 @@
+// Messages as bytes, made and read exactly as the scheduler's gRPC adapter does it
+// (scheduler/grpc_server.cc): a message of its own for each action, its size asked for when it is queued,
+// serialized when it is written. gRPC's own work is left out. CHECKs where the adapter would close the
+// session: benches send nothing wrong.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "libs/model/membership.h"
+#include "libs/model/request.h"
+#include "scheduler/core/events.h"
+
+namespace conclave::bench {
+
+// --- the scheduler's side
+FromMember decode_from_member(std::string_view bytes);
+AcceptedRequest decode_submit(std::string_view bytes);
+void encode_to_member(const ToMember& message, std::string& bytes);
+void encode_reply(RequestId request, const Status& status, std::string& bytes);
+void encode_tokens(const TokenEvent& event, std::string& bytes);
+
+// --- the peers' side
+void encode_from_member(const FromMember& message, std::string& bytes);
+void encode_submit(const AcceptedRequest& request, std::string& bytes);
+ToMember decode_to_member(std::string_view bytes);
+
+}  // namespace conclave::bench
