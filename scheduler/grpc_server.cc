@@ -21,6 +21,8 @@ namespace pb = ::conclave::v1;
 
 // Messages after which the loop's executor is asked for a credit; a part of the read window.
 constexpr int kCreditBatch = 16;
+// Tokens of one message to a gateway: a long round does not hold its first ones back to its end.
+constexpr int kTokenBatch = 1024;
 
 struct Counters {
   std::atomic<uint64_t> opened{0};
@@ -139,16 +141,29 @@ class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, publ
     write(std::move(out));
   }
   void tokens(const TokenEvent& event) override {
+    if (rpc::append(event, held_.mutable_token_batch())) {
+      if (held_.token_batch().token_size() >= kTokenBatch) flush();
+      return;
+    }
+    flush();
     pb::GatewayDown out;
     rpc::to_proto(event, out.mutable_tokens());
     write(std::move(out));
+  }
+  // Nothing overtakes the tokens of a request: its end is one of them or comes through tokens().
+  void flush() override {
+    if (held_.token_batch().token_size() == 0) return;
+    write(std::exchange(held_, pb::GatewayDown()));
   }
   void fleet(const FleetInfo& info) override {
     pb::GatewayDown out;
     rpc::to_proto(info, out.mutable_fleet());
     write(std::move(out));
   }
-  void close(const Status& cause) override { finish(cause, true); }
+  void close(const Status& cause) override {
+    flush();
+    finish(cause, true);
+  }
 
  private:
   Status on_message(pb::GatewayUp&& message) override {
@@ -199,6 +214,8 @@ class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, publ
     if (session_) context_->loop.gateway_closed(session_, cause);
     ended(cause);
   }
+
+  pb::GatewayDown held_;  // tokens of this round; the loop's executor's
 };
 
 void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {

@@ -65,6 +65,8 @@ void SchedulerLoop::Driver::drain() {
 
 void SchedulerLoop::Driver::finish_round() {
   apply(core_.plan(now()));
+  // After the plans: a worker's next step is waited for longer than a token.
+  for (const auto& [id, session] : gateways_) session->flush();
   const TimePoint next = core_.next_timer();
   if (next != timer_at_) {
     if (timer_) executor_.cancel(timer_);

@@ -36,7 +36,10 @@ class GatewaySession {
   virtual ~GatewaySession() = default;
   virtual void welcome(const Welcome& welcome) = 0;
   virtual void reply(RequestId request, const Status& status) = 0;  // OK: accepted
+  // May be held back until flush(), which comes at the end of every round of events: what a round gives a
+  // gateway can travel together.
   virtual void tokens(const TokenEvent& event) = 0;
+  virtual void flush() {}
   virtual void fleet(const FleetInfo& fleet) = 0;
   virtual void close(const Status& cause) = 0;
 };

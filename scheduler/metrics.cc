@@ -63,6 +63,8 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
                seconds(m.step_compute_ns));
   sink.counter("conclave_scheduler_step_expert_wait_seconds_total",
                "Time of retired steps spent waiting for experts", seconds(m.step_expert_wait_ns));
+  sink.counter("conclave_scheduler_step_plan_wait_seconds_total",
+               "Time workers stood still between steps for want of a plan", seconds(m.step_plan_wait_ns));
   counter("conclave_scheduler_admitted_tokens_total", "Known tokens of sequences when they started",
           m.prompt_tokens_admitted);
   counter("conclave_scheduler_cached_tokens_total", "Known tokens that were in the prefix cache",

@@ -18,6 +18,7 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
   counter("conclave_attention_masked_rows_total", "Rows of sequences that ended while their step ran",
           m.masked_rows);
   counter("conclave_attention_failed_sequences_total", "Sequences that could not go on", m.failed_sequences);
+  counter("conclave_attention_copied_pages_total", "KV pages copied, each in every layer", m.copied_pages);
   counter("conclave_attention_disordered_plans_total", "Plans that came out of order", m.plans_out_of_order);
   counter("conclave_attention_dropped_plans_total", "Plans past attention.max_queued_plans", m.plans_dropped);
   counter("conclave_attention_resets_total", "Scheduler connections that made it drop its sequences",
@@ -29,6 +30,8 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
   time("conclave_attention_compute_seconds_total", "Busy time of steps", m.compute_ns);
   time("conclave_attention_expert_wait_seconds_total", "Time of steps spent waiting for experts",
        m.expert_wait_ns);
+  time("conclave_attention_plan_wait_seconds_total",
+       "Time between steps without a plan though there were sequences", m.plan_wait_ns);
   const ExchangeMetrics& e = m.exchange;
   counter("conclave_attention_dispatches_total", "Dispatches sent to shards", e.dispatches);
   counter("conclave_attention_dispatched_items_total", "(token, expert) pairs sent, repeats included",

@@ -21,19 +21,25 @@ StatusOr<KvStore> KvStore::reserve(const ModelSpec& spec, Precision precision, u
     return resource_exhausted("cannot reserve " + std::to_string(bytes >> 20) + " MiB for " +
                               std::to_string(blocks) + " KV blocks: " + std::strerror(errno));
   }
-  return KvStore(shape, blocks, page_bytes, static_cast<std::byte*>(base), bytes);
+  return KvStore(shape, spec.num_layers, blocks, page_bytes, static_cast<std::byte*>(base));
 }
 
 KvStore::~KvStore() {
-  if (base_ != nullptr) munmap(base_, bytes_);
+  if (base_ != nullptr) munmap(base_, bytes());
 }
 
 KvStore::KvStore(KvStore&& other) noexcept
     : shape_(other.shape_),
+      layers_(other.layers_),
       blocks_(other.blocks_),
       page_bytes_(other.page_bytes_),
-      base_(std::exchange(other.base_, nullptr)),
-      bytes_(other.bytes_) {}
+      base_(std::exchange(other.base_, nullptr)) {}
+
+void KvStore::copy(BlockId from, BlockId to) {
+  for (uint32_t layer = 0; layer < layers_; ++layer) {
+    std::memcpy(page(layer, to), page(layer, from), page_bytes_);
+  }
+}
 
 StatusOr<uint32_t> kv_blocks_within(const ModelSpec& spec, Precision precision, uint64_t bytes,
                                     uint32_t most) {

@@ -24,16 +24,19 @@ class KvStore {
   std::byte* page(uint32_t layer, BlockId block) {
     return base_ + (static_cast<size_t>(layer) * blocks_ + block) * page_bytes_;
   }
+  // Keys and values of one page onto another, in every layer. Both in range and different.
+  void copy(BlockId from, BlockId to);
 
  private:
-  KvStore(kernels::KvShape shape, uint32_t blocks, size_t page_bytes, std::byte* base, size_t bytes)
-      : shape_(shape), blocks_(blocks), page_bytes_(page_bytes), base_(base), bytes_(bytes) {}
+  KvStore(kernels::KvShape shape, uint32_t layers, uint32_t blocks, size_t page_bytes, std::byte* base)
+      : shape_(shape), layers_(layers), blocks_(blocks), page_bytes_(page_bytes), base_(base) {}
+  size_t bytes() const { return page_bytes_ * blocks_ * layers_; }
 
   kernels::KvShape shape_;
+  uint32_t layers_;
   uint32_t blocks_;
   size_t page_bytes_;
   std::byte* base_;
-  size_t bytes_;
 };
 
 // Pages whose keys and values, of every layer, fit into `bytes`; at most `most`, which is what the scheduler

@@ -87,6 +87,7 @@ struct WorkerMetrics {
   uint64_t sampled_tokens = 0;
   uint64_t masked_rows = 0;  // rows of sequences that ended while their step ran
   uint64_t failed_sequences = 0;
+  uint64_t copied_pages = 0;  // by plans, each in every layer
   uint64_t plans_out_of_order = 0;
   uint64_t plans_dropped = 0;  // bound max_queued_plans
   uint64_t resets = 0;         // scheduler connections that made it drop its sequences
@@ -95,6 +96,7 @@ struct WorkerMetrics {
   uint64_t weight_bytes_warmed = 0;
   Nanos compute_ns = 0;
   Nanos expert_wait_ns = 0;
+  Nanos plan_wait_ns = 0;  // between steps, without a plan though there were sequences
   ExchangeMetrics exchange;
 };
 

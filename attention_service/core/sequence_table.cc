@@ -1,5 +1,6 @@
 #include "attention_service/core/sequence_table.h"
 
+#include <algorithm>
 #include <string>
 
 namespace conclave {
@@ -47,11 +48,41 @@ Status SequenceTable::start(const SequenceStart& start) {
   return OkStatus();
 }
 
-Status SequenceTable::extend(Sequence& sequence, const PlanSlice& slice) const {
+void SequenceTable::clear() {
+  sequences_.clear();
+  copied_.assign(copied_.size(), false);
+}
+
+bool SequenceTable::any_live() const {
+  return std::any_of(sequences_.begin(), sequences_.end(),
+                     [](const auto& entry) { return !entry.second->finished && !entry.second->ending; });
+}
+
+Status SequenceTable::copy(const PageCopy& copy) {
+  for (const BlockId block : {copy.from, copy.to}) {
+    if (block >= copied_.size()) {
+      return invalid_field("plan.copies",
+                           std::to_string(block) + " of " + std::to_string(copied_.size()) + " blocks");
+    }
+  }
+  if (copy.from == copy.to) {
+    return invalid_field("plan.copies", "block " + std::to_string(copy.from) + " onto itself");
+  }
+  copied_[copy.to] = true;
+  return OkStatus();
+}
+
+Status SequenceTable::extend(Sequence& sequence, const PlanSlice& slice) {
   if (slice.count == 0) return invalid_field("plan.slices.count", "0");
-  // The first slice may begin after whole pages that the sequence shares with others.
-  const bool shares = sequence.computed == 0 && sequence.blocks.empty() && slice.start % kBlockTokens == 0 &&
-                      slice.start / kBlockTokens <= slice.new_blocks.size();
+  // The first slice may begin after what the sequence shares with others: whole pages, and a part of one if
+  // it was copied.
+  const auto copied_page = [&](uint32_t index) {
+    return index < slice.new_blocks.size() && slice.new_blocks[index] < copied_.size() &&
+           copied_[slice.new_blocks[index]];
+  };
+  const bool shares = sequence.computed == 0 && sequence.blocks.empty() &&
+                      slice.start / kBlockTokens <= slice.new_blocks.size() &&
+                      (slice.start % kBlockTokens == 0 || copied_page(slice.start / kBlockTokens));
   if (slice.start != sequence.computed && !shares) {
     return invalid_field("plan.slices.start", "position " + std::to_string(slice.start) + " while " +
                                                   std::to_string(sequence.computed) + " are computed");
@@ -65,15 +96,16 @@ Status SequenceTable::extend(Sequence& sequence, const PlanSlice& slice) const {
     return invalid_field("plan.slices.sample", "not at the newest token");
   }
   for (BlockId block : slice.new_blocks) {
-    if (block >= kv_blocks_) {
+    if (block >= copied_.size()) {
       return invalid_field("plan.slices.new_blocks",
-                           std::to_string(block) + " of " + std::to_string(kv_blocks_) + " blocks");
+                           std::to_string(block) + " of " + std::to_string(copied_.size()) + " blocks");
     }
   }
   if ((sequence.blocks.size() + slice.new_blocks.size()) * kBlockTokens < end) {
     return invalid_field("plan.slices.new_blocks", "too few blocks for position " + std::to_string(end));
   }
   sequence.blocks.insert(sequence.blocks.end(), slice.new_blocks.begin(), slice.new_blocks.end());
+  for (BlockId block : slice.new_blocks) copied_[block] = false;
   sequence.computed = static_cast<uint32_t>(end);
   return OkStatus();
 }

@@ -58,24 +58,28 @@ struct Sequence {
 
 class SequenceTable {
  public:
-  SequenceTable(const ModelSpec& spec, uint32_t kv_blocks) : spec_(spec), kv_blocks_(kv_blocks) {}
+  SequenceTable(const ModelSpec& spec, uint32_t kv_blocks) : spec_(spec), copied_(kv_blocks, false) {}
 
   // Names the field at fault; the table is then unchanged.
   Status start(const SequenceStart& start);
   void end(SeqId id) { sequences_.erase(id); }
-  void clear() { sequences_.clear(); }
+  void clear();
   size_t size() const { return sequences_.size(); }
+  // Whether a sequence has neither sampled its last token nor is about to be ended.
+  bool any_live() const;
   // Null when unknown. Pointers stay valid until the sequence ends: a running step holds shared ownership.
   std::shared_ptr<Sequence> find(SeqId id) const;
 
+  // Checks a copy of a page, and notes that its target holds one. Names the field at fault.
+  Status copy(const PageCopy& copy);
   // Checks a slice against what the sequence has, appends its blocks and advances `computed`. The first slice
-  // of a sequence may begin at a page border past 0: the pages before it were computed for other sequences
-  // with the same tokens.
-  Status extend(Sequence& sequence, const PlanSlice& slice) const;
+  // of a sequence may begin past position 0: the pages before it were computed for other sequences with the
+  // same tokens. It may begin within a page only where that page is a copy that no sequence was given yet.
+  Status extend(Sequence& sequence, const PlanSlice& slice);
 
  private:
   const ModelSpec& spec_;
-  const uint32_t kv_blocks_;
+  std::vector<bool> copied_;  // by block: the target of a copy, and not given to a sequence since
   std::unordered_map<SeqId, std::shared_ptr<Sequence>> sequences_;
 };
 

@@ -119,6 +119,8 @@ void Worker::reset() {
   sequences_.clear();
   last_plan_ = StepId();
   waiting_since_ = 0;
+  planless_since_ = 0;
+  plan_wait_ = 0;
   ++metrics_.resets;
   metrics_.sequences = 0;
   metrics_.queued_plans = 0;
@@ -137,6 +139,7 @@ void Worker::on_plan(BatchPlan plan) {
     return;
   }
   last_plan_ = plan.step;
+  if (planless_since_ != 0) plan_wait_ += executor_.now() - std::exchange(planless_since_, 0);
   for (SeqId id : plan.ends) {
     if (const auto sequence = sequences_.find(id)) {
       sequence->ending = true;

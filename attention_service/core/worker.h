@@ -83,6 +83,7 @@ class Worker final : public MemberHandler {
 
   // --- worker_step.cc ---
   void begin_step(BatchPlan plan);
+  void copy_pages(const BatchPlan& plan);
   void admit_slice(const PlanSlice& slice, uint32_t index, uint32_t& rows,
                    std::vector<MicroBatchSlice>& admitted);
   MicroBatch* next_batch(uint32_t& lane);
@@ -116,7 +117,9 @@ class Worker final : public MemberHandler {
   StepId last_plan_;  // newest received from this scheduler connection
   std::optional<Step> step_;
   WeightWarmer warmer_;
-  TimePoint waiting_since_ = 0;  // while a step has nothing to compute; 0: it has
+  TimePoint waiting_since_ = 0;   // while a step has nothing to compute; 0: it has
+  TimePoint planless_since_ = 0;  // between steps: no plan is here though sequences live; 0: not so
+  Nanos plan_wait_ = 0;           // for the result of the next step
   bool pump_posted_ = false;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<uint32_t> queue_depth_{0};

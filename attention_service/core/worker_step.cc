@@ -10,6 +10,7 @@ namespace conclave {
 void Worker::begin_step(BatchPlan plan) {
   step_.emplace();
   step_->result.step = plan.step;
+  step_->result.plan_wait_ns = std::exchange(plan_wait_, 0);
   for (SeqId id : plan.ends) sequences_.end(id);
   for (const SequenceStart& start : plan.starts) {
     if (const Status started = sequences_.start(start); !started.ok()) {
@@ -22,6 +23,7 @@ void Worker::begin_step(BatchPlan plan) {
       if (const auto sequence = sequences_.find(id)) sequence->ending = true;
     }
   }
+  copy_pages(plan);
   std::vector<MicroBatchSlice> admitted;
   uint32_t rows = 0;
   for (uint32_t i = 0; i < plan.slices.size(); ++i) admit_slice(plan.slices[i], i, rows, admitted);
@@ -33,6 +35,28 @@ void Worker::begin_step(BatchPlan plan) {
   metrics_.queued_plans = plans_.size();
   queue_depth_.store(static_cast<uint32_t>(plans_.size()) + 1, std::memory_order_relaxed);
   waiting_since_ = 0;
+}
+
+// A copy that cannot be made fails the sequences that were to read it.
+void Worker::copy_pages(const BatchPlan& plan) {
+  if (plan.copies.empty()) return;
+  const TimePoint begin = executor_.now();
+  for (const PageCopy& copy : plan.copies) {
+    const Status ok = sequences_.copy(copy);
+    if (ok.ok()) {
+      kv_.copy(copy.from, copy.to);
+      ++metrics_.copied_pages;
+      continue;
+    }
+    for (const PlanSlice& slice : plan.slices) {
+      const auto& blocks = slice.new_blocks;
+      const auto sequence = sequences_.find(slice.seq);
+      if (sequence != nullptr && std::find(blocks.begin(), blocks.end(), copy.to) != blocks.end()) {
+        fail(*sequence, field_of(ok) + ": " + message_of(ok));
+      }
+    }
+  }
+  step_->result.compute_ns += executor_.now() - begin;
 }
 
 void Worker::admit_slice(const PlanSlice& slice, uint32_t index, uint32_t& rows,
@@ -259,11 +283,16 @@ void Worker::finish_step() {
     }
   }
   ++metrics_.steps;
+  metrics_.plan_wait_ns += step.result.plan_wait_ns;
   metrics_.compute_ns += step.result.compute_ns;
   metrics_.expert_wait_ns += step.result.expert_wait_ns;
   queue_depth_.store(static_cast<uint32_t>(plans_.size()), std::memory_order_relaxed);
   if (link_ != nullptr) link_->send(std::move(step.result));
-  if (!plans_.empty()) wake();
+  if (!plans_.empty()) {
+    wake();
+  } else if (sequences_.any_live()) {
+    planless_since_ = executor_.now();
+  }
 }
 
 }  // namespace conclave

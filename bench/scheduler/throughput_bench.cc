@@ -52,6 +52,16 @@ Nanos thread_time() {
   return t.tv_sec * kSecond + t.tv_nsec;
 }
 
+// What reading the clock adds to a span between two readings.
+Nanos clock_cost() {
+  Nanos best = kSecond;
+  for (int i = 0; i < 1000; ++i) {
+    const Nanos start = thread_time();
+    best = std::min(best, thread_time() - start);
+  }
+  return best;
+}
+
 enum Phase { kDecodeResults, kOnResult, kEncodeTokens, kPlan, kEncodePlans, kSubmit, kPhases };
 constexpr std::array<const char*, kPhases> kPhaseNames = {"decode_results", "on_result",    "encode_tokens",
                                                           "plan",           "encode_plans", "submissions"};
@@ -90,6 +100,8 @@ class Bench {
     time_ = {};
     latency_cpu_.clear();
     latency_wall_.clear();
+    bytes_plans_ = bytes_results_ = 0;
+    bytes_tokens_before_ = tokens_.bytes_written();
     before_ = core_.metrics();
   }
 
@@ -102,7 +114,7 @@ class Bench {
   auto timed(Phase phase, F&& work) {
     const Nanos start = thread_time();
     auto result = work();
-    time_[phase] += thread_time() - start;
+    time_[phase] += thread_time() - start - clock_cost_;
     return result;
   }
 
@@ -116,7 +128,7 @@ class Bench {
     encode_submit(request, peer_bytes_);
     const Nanos start = thread_time();
     Actions actions = core_.on_event(scheduler::Submit{fleet_.gateway, decode_submit(peer_bytes_)}, now_);
-    time_[kSubmit] += thread_time() - start;
+    time_[kSubmit] += thread_time() - start - clock_cost_;
     perform(std::move(actions), kSubmit);
   }
 
@@ -127,8 +139,7 @@ class Bench {
     const Nanos start = thread_time();
     for (Action& action : actions) {
       if (auto* tokens = std::get_if<scheduler::SendTokens>(&action)) {
-        encode_tokens(tokens->event, out_);
-        bytes_tokens_ += out_.size();
+        tokens_.add(tokens->event);
         if (tokens->event.finish != FinishReason::kNone) ++ended_;
       } else if (auto* send = std::get_if<scheduler::SendMember>(&action)) {
         std::string bytes;
@@ -143,7 +154,7 @@ class Bench {
       }
     }
     actions.clear();
-    time_[phase] += thread_time() - start;
+    time_[phase] += thread_time() - start - clock_cost_;
     for (auto& [worker, bytes] : sent) plans_[worker].push_back(std::move(bytes));
   }
 
@@ -205,6 +216,10 @@ class Bench {
     });
     perform(std::move(actions), kEncodePlans);
     wall += steady_now() - wall_start;
+    timed(kEncodeTokens, [&] {
+      tokens_.flush();
+      return 0;
+    });
     Nanos cpu = 0;
     for (const Phase phase : {kDecodeResults, kOnResult, kPlan, kEncodePlans}) {
       cpu += time_[phase] - before[phase];
@@ -217,6 +232,7 @@ class Bench {
   }
 
   const Flags flags_;
+  const Nanos clock_cost_ = clock_cost();
   const SchedulerOptions options_;
   SchedulerCore core_;
   SplitMix64 random_;
@@ -233,7 +249,9 @@ class Bench {
   std::array<Nanos, kPhases> time_{};
   std::vector<Nanos> latency_cpu_;
   std::vector<Nanos> latency_wall_;
-  uint64_t bytes_tokens_ = 0, bytes_plans_ = 0, bytes_results_ = 0;
+  TokenWriter tokens_;
+  uint64_t bytes_plans_ = 0, bytes_results_ = 0;  // since reset()
+  uint64_t bytes_tokens_before_ = 0;
   SchedulerMetrics before_;
   uint64_t sink_ = 0;
 };
@@ -268,6 +286,12 @@ void Bench::report() {
     add(std::string("ns_") + kPhaseNames[static_cast<size_t>(i)],
         static_cast<double>(time_[static_cast<size_t>(i)]) / static_cast<double>(decodes));
   }
+  const auto per_token = [&](uint64_t bytes) {
+    return static_cast<double>(bytes) / static_cast<double>(decodes);
+  };
+  add("bytes_result", per_token(bytes_results_));
+  add("bytes_plan", per_token(bytes_plans_));
+  add("bytes_tokens", per_token(tokens_.bytes_written() - bytes_tokens_before_));
   add("plan_latency_p50_us", percentile_us(latency_cpu_, 0.5));
   add("plan_latency_p99_us", percentile_us(latency_cpu_, 0.99));
   add("plan_latency_wall_p50_us", percentile_us(latency_wall_, 0.5));

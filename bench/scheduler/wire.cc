@@ -51,10 +51,29 @@ void encode_reply(RequestId request, const Status& status, std::string& bytes) {
   serialize(std::move(out), bytes);
 }
 
-void encode_tokens(const TokenEvent& event, std::string& bytes) {
+struct TokenWriter::Held {
+  pb::GatewayDown message;
+};
+
+TokenWriter::TokenWriter() : held_(std::make_unique<Held>()) {}
+TokenWriter::~TokenWriter() = default;
+
+void TokenWriter::add(const TokenEvent& event) {
+  if (rpc::append(event, held_->message.mutable_token_batch())) {
+    if (held_->message.token_batch().token_size() >= 1024) flush();
+    return;
+  }
+  flush();
   pb::GatewayDown out;
   rpc::to_proto(event, out.mutable_tokens());
-  serialize(std::move(out), bytes);
+  serialize(std::move(out), bytes_);
+  written_ += bytes_.size();
+}
+
+void TokenWriter::flush() {
+  if (held_->message.token_batch().token_size() == 0) return;
+  serialize(std::exchange(held_->message, pb::GatewayDown()), bytes_);
+  written_ += bytes_.size();
 }
 
 void encode_from_member(const FromMember& message, std::string& bytes) {

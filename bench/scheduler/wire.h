@@ -4,6 +4,7 @@
 // session: benches send nothing wrong.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -18,7 +19,22 @@ FromMember decode_from_member(std::string_view bytes);
 AcceptedRequest decode_submit(std::string_view bytes);
 void encode_to_member(const ToMember& message, std::string& bytes);
 void encode_reply(RequestId request, const Status& status, std::string& bytes);
-void encode_tokens(const TokenEvent& event, std::string& bytes);
+// Token events of one round, in as many messages as the adapter makes of them; the bytes of the last one
+// stay.
+class TokenWriter {
+ public:
+  TokenWriter();
+  ~TokenWriter();
+  void add(const TokenEvent& event);
+  void flush();
+  uint64_t bytes_written() const { return written_; }
+
+ private:
+  struct Held;
+  std::unique_ptr<Held> held_;
+  std::string bytes_;
+  uint64_t written_ = 0;
+};
 
 // --- the peers' side
 void encode_from_member(const FromMember& message, std::string& bytes);

@@ -45,6 +45,8 @@ void to_proto(const StepResult& from, pb::StepResult* to);
 void to_proto(const PlacementTable& from, pb::Placement* to);
 void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to);
 void to_proto(const TokenEvent& from, pb::TokenEvent* to);
+// False, and nothing is added, when the event is more than one token with or without an end.
+bool append(const TokenEvent& from, pb::TokenBatch* to);
 void to_proto(const FleetInfo& from, pb::FleetInfo* to);
 void to_proto(const ToMember& from, pb::MemberDown* to);
 void to_proto(const FromMember& from, pb::MemberUp* to);
@@ -60,6 +62,7 @@ StatusOr<StepResult> from_proto(const pb::StepResult& from);
 StatusOr<PlacementTable> from_proto(const pb::Placement& from);
 StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from);
 StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from);
+StatusOr<std::vector<TokenEvent>> from_proto(const pb::TokenBatch& from);
 StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from);
 StatusOr<ToMember> from_proto(const pb::MemberDown& from);
 StatusOr<FromMember> from_proto(const pb::MemberUp& from);

@@ -38,6 +38,27 @@ inline Status check_finite(std::string_view field, float value, float low, float
                                   " and " + std::to_string(high));
 }
 
+// A column of a table that has `rows` rows.
+inline Status check_column(std::string_view field, int size, int rows) {
+  if (size == rows) return OkStatus();
+  return invalid_field(field, std::string(field) + " has " + std::to_string(size) + " entries where " +
+                                  std::to_string(rows) + " are due");
+}
+
+// Of every entry of a repeated field of numbers; one pass without branches, since a plan has hundreds.
+template <class Column>
+Status check_all_at_most(std::string_view field, const Column& column, uint64_t limit) {
+  uint64_t largest = 0;
+  for (const auto value : column) largest = largest > value ? largest : value;
+  return check_at_most(field, largest, limit);
+}
+template <class Column>
+Status check_all_nonzero(std::string_view field, const Column& column) {
+  bool zero = false;
+  for (const auto value : column) zero |= value == 0;
+  return check_nonzero(field, zero ? 0 : 1);
+}
+
 // A log-probability: no NaN, not above 0 by more than rounding; minus infinity is a value.
 inline Status check_logprob(std::string_view field, float value) {
   if (!std::isnan(value) && value <= 1e-3f) return OkStatus();

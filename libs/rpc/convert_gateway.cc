@@ -131,6 +131,55 @@ StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
   return to;
 }
 
+bool append(const TokenEvent& from, pb::TokenBatch* to) {
+  if (from.tokens.size() != 1 || !from.logprobs.empty() || !from.top_logprobs.empty() ||
+      !from.error.empty() || !from.prompt_logprobs.empty() || from.cached_tokens) {
+    return false;
+  }
+  // The columns that are mostly zeros begin with the first entry that is not.
+  const int before = to->token_size();
+  if (from.choice != 0 || to->choice_size() != 0) {
+    to->mutable_choice()->Resize(before, 0);
+    to->add_choice(from.choice);
+  }
+  if (from.finish != FinishReason::kNone || to->finish_size() != 0) {
+    to->mutable_finish()->Resize(before, 0);
+    to->add_finish(static_cast<pb::FinishReason>(from.finish));
+  }
+  to->add_id_hi(from.request.hi);
+  to->add_id_lo(from.request.lo);
+  to->add_index(from.index);
+  to->add_token(from.tokens[0]);
+  return true;
+}
+
+StatusOr<std::vector<TokenEvent>> from_proto(const pb::TokenBatch& from) {
+  const int size = from.token_size();
+  RETURN_IF_ERROR(check_count("token_batch", size, kMaxPlanEntries));
+  RETURN_IF_ERROR(check_column("token_batch.id_hi", from.id_hi_size(), size));
+  RETURN_IF_ERROR(check_column("token_batch.id_lo", from.id_lo_size(), size));
+  RETURN_IF_ERROR(check_column("token_batch.index", from.index_size(), size));
+  if (from.choice_size() != 0) RETURN_IF_ERROR(check_column("token_batch.choice", from.choice_size(), size));
+  if (from.finish_size() != 0) RETURN_IF_ERROR(check_column("token_batch.finish", from.finish_size(), size));
+  RETURN_IF_ERROR(check_all_at_most("token_batch.choice", from.choice(), kMaxChoices - 1));
+  RETURN_IF_ERROR(check_all_at_most("token_batch.index", from.index(), kMaxPositions));
+  RETURN_IF_ERROR(check_all_at_most("token_batch.token", from.token(), kMaxVocab));
+  for (const int finish : from.finish()) {
+    RETURN_IF_ERROR(check_enum("token_batch.finish", finish, 0, static_cast<int>(FinishReason::kError)));
+  }
+  std::vector<TokenEvent> to(static_cast<size_t>(size));
+  for (int i = 0; i < size; ++i) {
+    TokenEvent& event = to[static_cast<size_t>(i)];
+    event.request = RequestId{from.id_hi(i), from.id_lo(i)};
+    if (event.request == RequestId{}) return invalid_field("token_batch.id", "token_batch.id is missing");
+    event.index = from.index(i);
+    event.tokens.assign(1, from.token(i));
+    if (from.choice_size() != 0) event.choice = from.choice(i);
+    if (from.finish_size() != 0) event.finish = static_cast<FinishReason>(from.finish(i));
+  }
+  return to;
+}
+
 void to_proto(const FleetInfo& from, pb::FleetInfo* to) {
   to->set_ready(from.ready);
   to->set_not_ready(wire_text(from.not_ready));

@@ -65,36 +65,130 @@ StatusOr<SequenceStart> start_from_proto(const pb::SequenceStart& from) {
   return to;
 }
 
-StatusOr<PlanSlice> slice_from_proto(const pb::PlanSlice& from) {
-  RETURN_IF_ERROR(check_nonzero("slices.seq", from.seq()));
-  RETURN_IF_ERROR(check_nonzero("slices.count", from.count()));
-  RETURN_IF_ERROR(check_at_most("slices.start", from.start(), kMaxPositions));
-  RETURN_IF_ERROR(check_at_most("slices.count", from.count(), kMaxPlanRows));
-  RETURN_IF_ERROR(check_count("slices.new_blocks", from.new_blocks_size(), kMaxPlanEntries));
-  PlanSlice to;
-  to.seq = SeqId(from.seq());
-  to.start = from.start();
-  to.count = from.count();
-  to.sample = from.sample();
-  to.new_blocks.assign(from.new_blocks().begin(), from.new_blocks().end());
-  return to;
+void slices_to_proto(const std::vector<PlanSlice>& from, pb::PlanSlices* to) {
+  const int count = static_cast<int>(from.size());
+  to->mutable_seq()->Reserve(count);
+  to->mutable_start()->Reserve(count);
+  to->mutable_count()->Reserve(count);
+  to->mutable_sample()->Reserve(count);
+  to->mutable_block_count()->Reserve(count);
+  for (const PlanSlice& slice : from) {
+    to->mutable_seq()->AddAlreadyReserved(slice.seq.value);
+    to->mutable_start()->AddAlreadyReserved(slice.start);
+    to->mutable_count()->AddAlreadyReserved(slice.count);
+    to->mutable_sample()->AddAlreadyReserved(slice.sample);
+    to->mutable_block_count()->AddAlreadyReserved(static_cast<uint32_t>(slice.new_blocks.size()));
+    if (!slice.new_blocks.empty()) {
+      to->mutable_new_blocks()->Add(slice.new_blocks.begin(), slice.new_blocks.end());
+    }
+  }
 }
 
-StatusOr<SampledToken> sampled_from_proto(const pb::SampledToken& from) {
-  RETURN_IF_ERROR(check_nonzero("sampled.seq", from.seq()));
-  RETURN_IF_ERROR(check_at_most("sampled.position", from.position(), kMaxPositions));
-  RETURN_IF_ERROR(check_at_most("sampled.token", from.token(), kMaxVocab));
-  RETURN_IF_ERROR(check_enum("sampled.finish", from.finish(), 0, static_cast<int>(FinishReason::kError)));
-  RETURN_IF_ERROR(check_logprob("sampled.logprob", from.logprob()));
-  RETURN_IF_ERROR(check_count("sampled.top_logprobs", from.top_logprobs_size(), kMaxTopLogprobs));
-  SampledToken to;
-  to.seq = SeqId(from.seq());
-  to.position = from.position();
-  to.token = from.token();
-  to.finish = static_cast<FinishReason>(from.finish());
-  to.logprob = from.logprob();
-  ASSIGN_OR_RETURN(to.top_logprobs, top_logprobs_from_proto("top_logprobs", from.top_logprobs()));
-  return to;
+Status slices_from_proto(const pb::PlanSlices& from, std::vector<PlanSlice>& to) {
+  const int size = from.seq_size();
+  RETURN_IF_ERROR(check_count("plan.slices", size, kMaxPlanEntries));
+  RETURN_IF_ERROR(check_column("slices.start", from.start_size(), size));
+  RETURN_IF_ERROR(check_column("slices.count", from.count_size(), size));
+  RETURN_IF_ERROR(check_column("slices.sample", from.sample_size(), size));
+  RETURN_IF_ERROR(check_column("slices.block_count", from.block_count_size(), size));
+  RETURN_IF_ERROR(check_count("slices.new_blocks", from.new_blocks_size(), kMaxPlanEntries));
+  RETURN_IF_ERROR(check_all_nonzero("slices.seq", from.seq()));
+  RETURN_IF_ERROR(check_all_nonzero("slices.count", from.count()));
+  RETURN_IF_ERROR(check_all_at_most("slices.start", from.start(), kMaxPositions));
+  RETURN_IF_ERROR(check_all_at_most("slices.count", from.count(), kMaxPlanRows));
+  uint64_t rows = 0;
+  uint64_t blocks = 0;
+  for (int i = 0; i < size; ++i) {
+    rows += from.count(i);
+    blocks += from.block_count(i);
+  }
+  RETURN_IF_ERROR(check_at_most("plan rows", rows, kMaxPlanRows));
+  if (blocks != static_cast<uint64_t>(from.new_blocks_size())) {
+    return invalid_field("slices.block_count", "slices.block_count adds up to " + std::to_string(blocks) +
+                                                   ", slices.new_blocks has " +
+                                                   std::to_string(from.new_blocks_size()) + " entries");
+  }
+  to.resize(static_cast<size_t>(size));
+  auto block = from.new_blocks().begin();
+  for (int i = 0; i < size; ++i) {
+    PlanSlice& slice = to[static_cast<size_t>(i)];
+    slice.seq = SeqId(from.seq(i));
+    slice.start = from.start(i);
+    slice.count = from.count(i);
+    slice.sample = from.sample(i);
+    if (const uint32_t count = from.block_count(i); count > 0) {
+      slice.new_blocks.assign(block, block + count);
+      block += count;
+    }
+  }
+  return OkStatus();
+}
+
+void sampled_to_proto(const std::vector<SampledToken>& from, pb::SampledTokens* to) {
+  const int count = static_cast<int>(from.size());
+  to->mutable_seq()->Reserve(count);
+  to->mutable_position()->Reserve(count);
+  to->mutable_token()->Reserve(count);
+  bool finishes = false;
+  bool logprobs = false;
+  for (const SampledToken& token : from) {
+    to->mutable_seq()->AddAlreadyReserved(token.seq.value);
+    to->mutable_position()->AddAlreadyReserved(token.position);
+    to->mutable_token()->AddAlreadyReserved(token.token);
+    finishes = finishes || token.finish != FinishReason::kNone;
+    logprobs = logprobs || token.logprob != 0;
+    if (!token.top_logprobs.empty()) {
+      pb::SampledTokens::Top* top = to->add_top_logprobs();
+      top->set_row(static_cast<uint32_t>(to->seq_size() - 1));
+      to_proto(token.top_logprobs, top->mutable_entries());
+    }
+  }
+  if (finishes) {
+    to->mutable_finish()->Reserve(count);
+    for (const SampledToken& token : from) to->add_finish(static_cast<pb::FinishReason>(token.finish));
+  }
+  if (logprobs) {
+    to->mutable_logprob()->Reserve(count);
+    for (const SampledToken& token : from) to->add_logprob(token.logprob);
+  }
+}
+
+Status sampled_from_proto(const pb::SampledTokens& from, std::vector<SampledToken>& to) {
+  const int size = from.seq_size();
+  RETURN_IF_ERROR(check_count("result.sampled", size, kMaxPlanEntries));
+  RETURN_IF_ERROR(check_column("sampled.position", from.position_size(), size));
+  RETURN_IF_ERROR(check_column("sampled.token", from.token_size(), size));
+  if (from.finish_size() != 0) RETURN_IF_ERROR(check_column("sampled.finish", from.finish_size(), size));
+  if (from.logprob_size() != 0) RETURN_IF_ERROR(check_column("sampled.logprob", from.logprob_size(), size));
+  RETURN_IF_ERROR(check_all_nonzero("sampled.seq", from.seq()));
+  RETURN_IF_ERROR(check_all_at_most("sampled.position", from.position(), kMaxPositions));
+  RETURN_IF_ERROR(check_all_at_most("sampled.token", from.token(), kMaxVocab));
+  for (const int finish : from.finish()) {
+    RETURN_IF_ERROR(check_enum("sampled.finish", finish, 0, static_cast<int>(FinishReason::kError)));
+  }
+  for (const float logprob : from.logprob()) RETURN_IF_ERROR(check_logprob("sampled.logprob", logprob));
+  to.resize(static_cast<size_t>(size));
+  for (int i = 0; i < size; ++i) {
+    SampledToken& token = to[static_cast<size_t>(i)];
+    token.seq = SeqId(from.seq(i));
+    token.position = from.position(i);
+    token.token = from.token(i);
+  }
+  for (int i = 0; i < from.finish_size(); ++i) {
+    to[static_cast<size_t>(i)].finish = static_cast<FinishReason>(from.finish(i));
+  }
+  for (int i = 0; i < from.logprob_size(); ++i) to[static_cast<size_t>(i)].logprob = from.logprob(i);
+  uint64_t next = 0;
+  for (const pb::SampledTokens::Top& top : from.top_logprobs()) {
+    if (top.row() < next || top.row() >= to.size()) {
+      return invalid_field(
+          "sampled.top_logprobs.row",
+          "sampled.top_logprobs.row " + std::to_string(top.row()) + " is out of order or range");
+    }
+    next = uint64_t{top.row()} + 1;
+    ASSIGN_OR_RETURN(to[top.row()].top_logprobs, top_logprobs_from_proto("top_logprobs", top.entries()));
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -231,14 +325,7 @@ StatusOr<SamplingParams> from_proto(const pb::SamplingParams& from) {
 void to_proto(const BatchPlan& from, pb::BatchPlan* to) {
   to->set_step(from.step.value);
   for (const SequenceStart& start : from.starts) start_to_proto(start, to->add_starts());
-  for (const PlanSlice& slice : from.slices) {
-    pb::PlanSlice* out = to->add_slices();
-    out->set_seq(slice.seq.value);
-    out->set_start(slice.start);
-    out->set_count(slice.count);
-    out->set_sample(slice.sample);
-    out->mutable_new_blocks()->Assign(slice.new_blocks.begin(), slice.new_blocks.end());
-  }
+  if (!from.slices.empty()) slices_to_proto(from.slices, to->mutable_slices());
   for (SeqId seq : from.ends) to->add_ends(seq.value);
   for (const PageCopy& copy : from.copies) {
     pb::PageCopy* out = to->add_copies();
@@ -250,7 +337,6 @@ void to_proto(const BatchPlan& from, pb::BatchPlan* to) {
 StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
   RETURN_IF_ERROR(check_nonzero("plan.step", from.step()));
   RETURN_IF_ERROR(check_count("plan.starts", from.starts_size(), kMaxPlanEntries));
-  RETURN_IF_ERROR(check_count("plan.slices", from.slices_size(), kMaxPlanEntries));
   RETURN_IF_ERROR(check_count("plan.ends", from.ends_size(), kMaxPlanEntries));
   BatchPlan to;
   to.step = StepId(from.step());
@@ -259,14 +345,7 @@ StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
     ASSIGN_OR_RETURN(SequenceStart converted, start_from_proto(start));
     to.starts.push_back(std::move(converted));
   }
-  uint64_t rows = 0;
-  to.slices.reserve(static_cast<size_t>(from.slices_size()));
-  for (const pb::PlanSlice& slice : from.slices()) {
-    ASSIGN_OR_RETURN(PlanSlice converted, slice_from_proto(slice));
-    rows += converted.count;
-    to.slices.push_back(std::move(converted));
-  }
-  RETURN_IF_ERROR(check_at_most("plan rows", rows, kMaxPlanRows));
+  RETURN_IF_ERROR(slices_from_proto(from.slices(), to.slices));
   for (uint64_t seq : from.ends()) {
     RETURN_IF_ERROR(check_nonzero("plan.ends", seq));
     to.ends.push_back(SeqId(seq));
@@ -278,15 +357,7 @@ StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
 
 void to_proto(const StepResult& from, pb::StepResult* to) {
   to->set_step(from.step.value);
-  for (const SampledToken& token : from.sampled) {
-    pb::SampledToken* out = to->add_sampled();
-    out->set_seq(token.seq.value);
-    out->set_position(token.position);
-    out->set_token(token.token);
-    out->set_finish(static_cast<pb::FinishReason>(token.finish));
-    out->set_logprob(token.logprob);
-    to_proto(token.top_logprobs, out->mutable_top_logprobs());
-  }
+  if (!from.sampled.empty()) sampled_to_proto(from.sampled, to->mutable_sampled());
   for (const StepResult::Failure& failure : from.failures) {
     pb::StepResult::Failure* out = to->add_failures();
     out->set_seq(failure.seq.value);
@@ -306,18 +377,13 @@ void to_proto(const StepResult& from, pb::StepResult* to) {
 
 StatusOr<StepResult> from_proto(const pb::StepResult& from) {
   RETURN_IF_ERROR(check_nonzero("result.step", from.step()));
-  RETURN_IF_ERROR(check_count("result.sampled", from.sampled_size(), kMaxPlanEntries));
   RETURN_IF_ERROR(check_count("result.failures", from.failures_size(), kMaxPlanEntries));
   RETURN_IF_ERROR(check_duration("result.compute_ns", from.compute_ns(), kMaxDuration));
   RETURN_IF_ERROR(check_duration("result.expert_wait_ns", from.expert_wait_ns(), kMaxDuration));
   RETURN_IF_ERROR(check_duration("result.plan_wait_ns", from.plan_wait_ns(), kMaxDuration));
   StepResult to;
   to.step = StepId(from.step());
-  to.sampled.reserve(static_cast<size_t>(from.sampled_size()));
-  for (const pb::SampledToken& token : from.sampled()) {
-    ASSIGN_OR_RETURN(SampledToken converted, sampled_from_proto(token));
-    to.sampled.push_back(std::move(converted));
-  }
+  RETURN_IF_ERROR(sampled_from_proto(from.sampled(), to.sampled));
   for (const pb::StepResult::Failure& failure : from.failures()) {
     RETURN_IF_ERROR(check_nonzero("failures.seq", failure.seq()));
     RETURN_IF_ERROR(check_text("failures.cause", failure.cause(), kMaxTextBytes));

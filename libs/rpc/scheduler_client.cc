@@ -144,6 +144,14 @@ struct SchedulerClient::Impl {
         if (Status taken = open.on_tokens(*event); !taken.ok()) return invalid(taken);
         break;
       }
+      case pb::GatewayDown::kTokenBatch: {
+        StatusOr<std::vector<TokenEvent>> events = from_proto(message.token_batch());
+        if (!events.ok()) return invalid(events.status());
+        for (const TokenEvent& event : *events) {
+          if (Status taken = open.on_tokens(event); !taken.ok()) return invalid(taken);
+        }
+        break;
+      }
       case pb::GatewayDown::kFleet: {
         StatusOr<FleetInfo> info = from_proto(message.fleet());
         if (!info.ok()) return invalid(info.status());

@@ -385,6 +385,7 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
   ++counters_.steps_retired;
   counters_.step_compute_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.compute_ns));
   counters_.step_expert_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.expert_wait_ns));
+  counters_.step_plan_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.plan_wait_ns));
   counters_.tokens_discarded += outcome->discarded;
   counters_.tokens_sampled += outcome->sampled.size();
   for (PromptLogprobs& piece : outcome->prompt_logprobs) {

@@ -66,6 +66,7 @@ struct SchedulerMetrics {
   uint64_t stalls_forgiven = 0;  // times this scheduler itself was late, so leases were extended
   uint64_t step_compute_ns = 0;
   uint64_t step_expert_wait_ns = 0;
+  uint64_t step_plan_wait_ns = 0;  // workers with sequences and without a plan, between steps
   // gauges
   uint32_t requests_waiting = 0;
   uint64_t tokens_waiting = 0;

@@ -383,13 +383,52 @@ TEST(ConvertTest, InvalidPlansAreRefused) {
   refuses<P>(
       valid, [](P& m) { m.add_ends(0); }, "plan.ends");
   refuses<P>(
-      valid, [](P& m) { m.mutable_slices(0)->set_count(0); }, "slices.count");
+      valid, [](P& m) { m.mutable_slices()->set_count(0, 0); }, "slices.count");
   refuses<P>(
-      valid, [](P& m) { m.mutable_slices(0)->set_seq(0); }, "slices.seq");
+      valid, [](P& m) { m.mutable_slices()->set_seq(0, 0); }, "slices.seq");
   refuses<P>(
-      valid, [](P& m) { m.mutable_slices(0)->set_start(0xffffffffu); }, "slices.start");
+      valid, [](P& m) { m.mutable_slices()->set_start(0, 0xffffffffu); }, "slices.start");
   refuses<P>(
-      valid, [](P& m) { m.mutable_slices(0)->set_count(0xffffffffu); }, "slices.count");
+      valid, [](P& m) { m.mutable_slices()->set_count(0, 0xffffffffu); }, "slices.count");
+  // Every column must have its entry, and every page its slice.
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->add_seq(5); }, "slices.start");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->add_start(5); }, "slices.start");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->clear_count(); }, "slices.count");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->add_sample(true); }, "slices.sample");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->clear_block_count(); }, "slices.block_count");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->set_block_count(0, 2); }, "slices.block_count");
+  refuses<P>(
+      valid, [](P& m) { m.mutable_slices()->add_new_blocks(2); }, "slices.block_count");
+  refuses<P>(
+      valid,
+      [](P& m) {  // sums that wrap around 32 bits
+        for (int i = 0; i < 2; ++i) {
+          m.mutable_slices()->add_seq(7);
+          m.mutable_slices()->add_start(0);
+          m.mutable_slices()->add_count(1);
+          m.mutable_slices()->add_sample(false);
+          m.mutable_slices()->add_block_count(0x80000000u);
+        }
+      },
+      "slices.block_count");
+  refuses<P>(
+      valid,
+      [](P& m) {
+        for (int i = 0; i < 2; ++i) {
+          m.mutable_slices()->add_seq(7);
+          m.mutable_slices()->add_start(0);
+          m.mutable_slices()->add_count(kMaxPlanRows);
+          m.mutable_slices()->add_sample(false);
+          m.mutable_slices()->add_block_count(0);
+        }
+      },
+      "plan rows");
   refuses<P>(
       valid, [](P& m) { m.mutable_starts(0)->clear_tokens(); }, "starts.tokens");
   refuses<P>(
@@ -430,11 +469,37 @@ TEST(ConvertTest, InvalidResultsAreRefused) {
   refuses<R>(
       valid, [](R& m) { m.set_compute_ns(-1); }, "result.compute_ns");
   refuses<R>(
-      valid, [](R& m) { m.mutable_sampled(0)->set_token(0xffffffffu); }, "sampled.token");
+      valid, [](R& m) { m.mutable_sampled()->set_token(0, 0xffffffffu); }, "sampled.token");
   refuses<R>(
-      valid, [](R& m) { m.mutable_sampled(0)->set_finish(static_cast<pb::FinishReason>(9)); }, "finish");
+      valid, [](R& m) { m.mutable_sampled()->set_position(0, 0xffffffffu); }, "sampled.position");
   refuses<R>(
-      valid, [](R& m) { m.mutable_sampled(0)->set_logprob(5); }, "sampled.logprob");
+      valid, [](R& m) { m.mutable_sampled()->set_seq(0, 0); }, "sampled.seq");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled()->add_seq(2); }, "sampled.position");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled()->clear_token(); }, "sampled.token");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled()->add_logprob(-1); }, "sampled.logprob");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled()->add_top_logprobs()->set_row(1); }, "sampled.top_logprobs.row");
+  refuses<R>(
+      valid,
+      [](R& m) {
+        m.mutable_sampled()->add_top_logprobs();
+        m.mutable_sampled()->add_top_logprobs();
+      },
+      "sampled.top_logprobs.row");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled()->add_finish(static_cast<pb::FinishReason>(9)); }, "finish");
+  refuses<R>(
+      valid,
+      [](R& m) {
+        m.mutable_sampled()->add_finish(pb::FINISH_REASON_STOP);
+        m.mutable_sampled()->add_finish(pb::FINISH_REASON_STOP);
+      },
+      "finish");
+  refuses<R>(
+      valid, [](R& m) { m.mutable_sampled()->set_logprob(0, 5); }, "sampled.logprob");
   refuses<R>(
       valid, [](R& m) { m.add_failures(); }, "failures.seq");
   refuses<R>(
@@ -524,6 +589,79 @@ TEST(ConvertTest, InvalidGatewayMessagesAreRefused) {
       tokens, [](T& m) { m.set_index(0xffffffffu); }, "tokens.index");
   refuses<T>(
       tokens, [](T& m) { m.set_finish(static_cast<pb::FinishReason>(-1)); }, "tokens.finish");
+}
+
+// What a round gives a gateway in one message arrives as the events it was made of; richer events are not
+// taken.
+TEST(ConvertTest, TokenBatchesKeepEveryEvent) {
+  for (uint64_t seed = 0; seed < kRounds; ++seed) {
+    SplitMix64 r(seed);
+    pb::TokenBatch batch;
+    std::vector<TokenEvent> events(1 + r.below(40));
+    const bool choices = r.chance(0.3);
+    const bool ends = r.chance(0.7);
+    for (TokenEvent& event : events) {
+      event.request = {r.next(), r.next() | 1};
+      if (choices && r.chance(0.5)) event.choice = static_cast<uint32_t>(r.below(kMaxChoices));
+      if (ends && r.chance(0.2)) event.finish = static_cast<FinishReason>(r.below(6));
+      event.index = static_cast<uint32_t>(r.below(100'000));
+      event.tokens = {static_cast<TokenId>(r.below(200'000))};
+      ASSERT_TRUE(append(event, &batch));
+    }
+    pb::TokenBatch parsed;
+    ASSERT_TRUE(parsed.ParseFromString(batch.SerializeAsString()));
+    const auto back = from_proto(parsed);
+    ASSERT_TRUE(back.ok()) << back.status();
+    ASSERT_EQ(back->size(), events.size());
+    for (size_t i = 0; i < events.size(); ++i) {
+      EXPECT_EQ((*back)[i].request, events[i].request);
+      EXPECT_EQ((*back)[i].choice, events[i].choice);
+      EXPECT_EQ((*back)[i].index, events[i].index);
+      EXPECT_EQ((*back)[i].tokens, events[i].tokens);
+      EXPECT_EQ((*back)[i].finish, events[i].finish);
+    }
+  }
+  pb::TokenBatch none;
+  TokenEvent event;
+  event.request = {1, 1};
+  EXPECT_FALSE(append(event, &none));
+  event.tokens = {1, 2};
+  EXPECT_FALSE(append(event, &none));
+  event.tokens = {1};
+  for (const auto edit : std::initializer_list<void (*)(TokenEvent&)>{
+           [](TokenEvent& e) { e.logprobs = {-1}; }, [](TokenEvent& e) { e.top_logprobs.resize(1); },
+           [](TokenEvent& e) { e.error = "x"; }, [](TokenEvent& e) { e.prompt_logprobs.resize(1); }}) {
+    TokenEvent more = event;
+    edit(more);
+    EXPECT_FALSE(append(more, &none));
+  }
+  EXPECT_EQ(none.ByteSizeLong(), 0u);
+
+  ASSERT_TRUE(append(event, &none));
+  using B = pb::TokenBatch;
+  refuses<B>(
+      none, [](B& m) { m.set_id_hi(0, 0), m.set_id_lo(0, 0); }, "token_batch.id");
+  refuses<B>(
+      none, [](B& m) { m.add_id_hi(3); }, "token_batch.id_hi");
+  refuses<B>(
+      none, [](B& m) { m.clear_id_lo(); }, "token_batch.id_lo");
+  refuses<B>(
+      none, [](B& m) { m.clear_index(); }, "token_batch.index");
+  refuses<B>(
+      none, [](B& m) { m.add_token(3); }, "token_batch.id_hi");
+  refuses<B>(
+      none, [](B& m) { m.set_index(0, 0xffffffffu); }, "token_batch.index");
+  refuses<B>(
+      none, [](B& m) { m.set_token(0, 0xffffffffu); }, "token_batch.token");
+  refuses<B>(
+      none, [](B& m) { m.add_choice(kMaxChoices); }, "token_batch.choice");
+  refuses<B>(
+      none, [](B& m) { m.add_choice(0), m.add_choice(0); }, "token_batch.choice");
+  refuses<B>(
+      none, [](B& m) { m.add_finish(static_cast<pb::FinishReason>(9)); }, "token_batch.finish");
+  refuses<B>(
+      none, [](B& m) { m.add_finish(pb::FINISH_REASON_NONE), m.add_finish(pb::FINISH_REASON_NONE); },
+      "token_batch.finish");
 }
 
 TEST(ConvertTest, EmptyEnvelopesAreRefused) {
