@@ -630,7 +630,8 @@ TEST(ConvertTest, TokenBatchesKeepEveryEvent) {
   event.tokens = {1};
   for (const auto edit : std::initializer_list<void (*)(TokenEvent&)>{
            [](TokenEvent& e) { e.logprobs = {-1}; }, [](TokenEvent& e) { e.top_logprobs.resize(1); },
-           [](TokenEvent& e) { e.error = "x"; }, [](TokenEvent& e) { e.prompt_logprobs.resize(1); }}) {
+           [](TokenEvent& e) { e.error = "x"; }, [](TokenEvent& e) { e.prompt_logprobs.resize(1); },
+           [](TokenEvent& e) { e.cached_tokens = 0; }}) {
     TokenEvent more = event;
     edit(more);
     EXPECT_FALSE(append(more, &none));
