@@ -37,6 +37,8 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
           m.requests_reattached);
   counter("conclave_scheduler_replayed_sequences_total",
           "Sequences of lost workers, computed again elsewhere", m.sequences_replayed);
+  counter("conclave_scheduler_preempted_sequences_total",
+          "Sequences that gave their pages to more important ones", m.sequences_preempted);
   counter("conclave_scheduler_moved_sequences_total", "Sequences moved off draining workers",
           m.sequences_moved);
   counter("conclave_scheduler_drained_members_total", "Members that were drained or meant to leave",

@@ -74,6 +74,7 @@ SchedulerOptions options_for(const Flags& flags) {
   options.step_token_budget = options.max_batch_sequences + 4 * flags.prompt;
   options.prefill_chunk_tokens = flags.prompt;
   options.max_waiting_requests = flags.running + 1024;
+  options.queue_reserve_percent = 0;  // one tenant fills it
   return options;
 }
 

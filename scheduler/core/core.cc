@@ -1,10 +1,9 @@
-// Requests: submission, admission, results. Their ends and what is sent are in core_send.cc, members in
-// core_members.cc.
+// Requests: submission and results. Admission is in core_admission.cc, ends and what is sent in core_send.cc,
+// members in core_members.cc.
 #include "scheduler/core/core.h"
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <string>
 
 #include "libs/base/check.h"
@@ -49,7 +48,7 @@ Status check_shape(const AcceptedRequest& request) {
   return OkStatus();
 }
 
-Status check_model(const AcceptedRequest& request, const FleetModel& model) {
+Status fits_model(const AcceptedRequest& request, const FleetModel& model) {
   const uint64_t positions = static_cast<uint64_t>(request.prompt.size()) + request.sampling.max_tokens;
   if (request.prompt.size() >= model.max_positions) {
     return invalid_field("prompt", "has " + std::to_string(request.prompt.size()) +
@@ -83,15 +82,25 @@ FinishReason finish_of_delivered(const Choice& choice) {
   return count >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
-// Requests share pages only within a tenant and a salt. Lengths keep the parts apart.
-std::string prefix_salt(const AcceptedRequest& request) {
-  return std::to_string(request.tenant.size()) + ":" + request.tenant + request.cache_salt;
+QueueRules queue_rules(const SchedulerOptions& options) {
+  QueueRules rules;
+  rules.band_aging = options.band_aging_ms * kMillisecond;
+  rules.fair = options.fair_tenants;
+  rules.by_deadline = options.deadline_order;
+  rules.default_due = options.default_due_ms * kMillisecond;
+  rules.weights = options.tenant_weights;
+  rules.max_idle_tenants = options.max_idle_tenants;
+  return rules;
 }
 
 }  // namespace
 
 SchedulerCore::SchedulerCore(const SchedulerOptions& options, PlantedFaults faults)
-    : options_(options), faults_(faults), members_(options_), placement_(options_) {
+    : options_(options),
+      faults_(faults),
+      members_(options_),
+      placement_(options_),
+      requests_(queue_rules(options_)) {
   CONCLAVE_CHECK(options_.validate().ok());
   update_fleet();
 }
@@ -110,7 +119,7 @@ Actions SchedulerCore::plan(TimePoint now) {
   CONCLAVE_CHECK(now >= last_now_);
   last_now_ = now;
   advance_drains();
-  admit();
+  admit(now);
   for (auto& [incarnation, worker] : workers_) {
     while (auto step = plan_step(incarnation, now)) {
       emit(SendMember{members_.find(incarnation)->session, std::move(*step)});
@@ -128,6 +137,12 @@ std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimeP
   // go.
   const bool ends_only = members_.find(incarnation)->suspect || !placement_.active_complete();
   auto step = it->second.plan(ends_only, now);
+  for (const SeqId id : it->second.take_preempted()) {
+    Choice* choice = requests_.find(id);
+    ++choice->preemptions;
+    ++counters_.sequences_preempted;
+    requests_.set_waiting(*choice);
+  }
   if (step) {
     ++counters_.steps_planned;
     counters_.prefill_tokens += it->second.last_plan().prefill_tokens;
@@ -147,15 +162,8 @@ TimePoint SchedulerCore::next_timer() const {
   return next;
 }
 
-Status SchedulerCore::check_capacity(const AcceptedRequest& request) const {
-  if (largest_pool_ == 0) return OkStatus();  // no worker yet: nothing is known against it
-  const uint64_t positions = static_cast<uint64_t>(request.prompt.size()) + request.sampling.max_tokens;
-  const uint32_t blocks = WorkerPlanner::blocks_for(positions);
-  if (blocks <= largest_pool_) return OkStatus();
-  return invalid_field("max_tokens",
-                       "prompt (" + std::to_string(request.prompt.size()) + ") and max_tokens (" +
-                           std::to_string(request.sampling.max_tokens) + ") need " + std::to_string(blocks) +
-                           " pages of KV cache; the largest worker has " + std::to_string(largest_pool_));
+Status SchedulerCore::check_model(const Request& request) const {
+  return fits_model(request.accepted, *members_.model());
 }
 
 void SchedulerCore::handle(Submit& event, TimePoint now) {
@@ -172,7 +180,7 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
 
   const auto& model = members_.model();
   if (model) {
-    if (Status fits = check_model(event.request, *model); !fits.ok()) {
+    if (Status fits = fits_model(event.request, *model); !fits.ok()) {
       return refuse(counters_.requests_refused_invalid, fits);
     }
   }
@@ -185,18 +193,8 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
     if (Status fits = check_capacity(event.request); !fits.ok()) {
       return refuse(counters_.requests_refused_invalid, fits);
     }
-    if (requests_.waiting().size() + event.request.choices > options_.max_waiting_requests) {
-      return refuse(counters_.requests_refused_full,
-                    resource_exhausted("the queue is full: " + std::to_string(options_.max_waiting_requests) +
-                                       " requests wait (max_waiting_requests); try again later"));
-    }
-    const uint64_t tokens = event.request.prompt.size() * event.request.choices;
-    if (requests_.waiting_tokens() + tokens > options_.max_waiting_tokens) {
-      return refuse(counters_.requests_refused_full,
-                    resource_exhausted(
-                        "the queue is full: its requests have " + std::to_string(requests_.waiting_tokens()) +
-                        " prompt tokens, this one " + std::to_string(tokens) + ", max_waiting_tokens is " +
-                        std::to_string(options_.max_waiting_tokens) + "; try again later"));
+    if (Status room = check_queue(event.request, now); !room.ok()) {
+      return refuse(counters_.requests_refused_full, room);
     }
     const uint64_t values = Request::prompt_logprob_values(event.request);
     if (values > options_.max_prompt_logprob_values) {
@@ -286,93 +284,6 @@ void SchedulerCore::handle(Cancel& event, TimePoint) {
   }
 }
 
-std::pair<const Incarnation, WorkerPlanner>* SchedulerCore::choose_worker(std::span<const TokenId> known,
-                                                                          uint32_t max_positions,
-                                                                          const PrefixUse& prefix,
-                                                                          const std::set<Incarnation>& held) {
-  std::pair<const Incarnation, WorkerPlanner>* best = nullptr;
-  uint64_t best_cost = 0;
-  for (auto& entry : workers_) {
-    const WorkerPlanner& worker = entry.second;
-    if (held.contains(entry.first)) continue;
-    const std::optional<uint32_t> cached = worker.fit(known, max_positions, prefix);
-    if (!cached) continue;
-    const uint64_t cost = known.size() - *cached + uint64_t{worker.running()} * options_.running_cost_tokens;
-    if (best == nullptr || cost < best_cost ||
-        (cost == best_cost && worker.pool().available() > best->second.pool().available())) {
-      best = &entry;
-      best_cost = cost;
-    }
-  }
-  return best;
-}
-
-void SchedulerCore::admit() {
-  if (workers_.empty() || !placement_.active_complete()) return;
-  // First come, first served, per worker: who cannot start now keeps the workers it could run on from all
-  // that came later, so it never starves; who fits no worker's pool holds up nobody.
-  std::set<Incarnation> held;
-  for (const auto& [incarnation, worker] : workers_) {
-    if (!takes_new_work(incarnation)) held.insert(incarnation);
-  }
-  // By place: an admission, or the end of a request, takes entries out of the queue.
-  for (auto it = requests_.waiting().begin(); it != requests_.waiting().end();) {
-    if (held.size() == workers_.size() || requests_.running() >= options_.max_running_requests) return;
-    Choice& choice = *it->second;
-    Request& request = *choice.request;
-    const QueuePlace place = it->first;
-    const auto next = [&] { it = requests_.waiting().upper_bound(place); };
-    if (!request.checked) {
-      request.checked = true;
-      if (Status fits = check_model(request.accepted, *members_.model()); !fits.ok()) {
-        end_request(request, FinishReason::kError, message_of(fits));
-        next();
-        continue;
-      }
-    }
-    if (faults_.replay_prompt_only) {
-      choice.generated.clear();
-    }
-    // A request may wait for many plans: only a replay needs its tokens put together to look for room.
-    const std::vector<TokenId>& prompt = request.accepted.prompt;
-    std::vector<TokenId> replay;
-    if (!choice.generated.empty()) {
-      replay = prompt;
-      replay.insert(replay.end(), choice.generated.begin(), choice.generated.end());
-    }
-    const std::vector<TokenId>& known = replay.empty() ? prompt : replay;
-    const bool wants_prompt = request.accepted.sampling.prompt_logprobs && choice.index == 0 &&
-                              request.prompt_next() < request.prompt_tokens();
-    const uint32_t blocks = WorkerPlanner::blocks_for(request.max_positions());
-    const PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted),
-                           !wants_prompt && !request.accepted.sampling.every_expert};
-    const auto best = choose_worker(known, request.max_positions(), prefix, held);
-    if (best == nullptr) {
-      for (const auto& [incarnation, worker] : workers_) {
-        if (worker.pool().total() >= blocks) held.insert(incarnation);
-      }
-      next();
-      continue;
-    }
-    SequenceStart start;
-    start.seq = SeqId(next_seq_++);
-    start.request = request.id();
-    start.choice = choice.index;
-    start.tokens = known;
-    start.prompt_tokens = request.prompt_tokens();
-    start.sampling = request.accepted.sampling;
-    start.prompt_logprobs_from = request.prompt_next();
-    start.sampling.prompt_logprobs = wants_prompt;
-    requests_.set_running(choice, best->first, start.seq);
-    counters_.prompt_tokens_admitted += start.tokens.size();
-    const uint32_t cached = best->second.admit(std::move(start), request.max_positions(), prefix);
-    counters_.prompt_tokens_cached += cached;
-    // The prompt counts once: its other choices find what the first one left.
-    if (!request.cached_tokens) request.cached_tokens = std::min(cached, request.prompt_tokens());
-    next();
-  }
-}
-
 void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint now) {
   WorkerPlanner& worker = workers_.at(member.hello.incarnation);
   StatusOr<StepOutcome> outcome = worker.on_result(result, now);
@@ -410,6 +321,7 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
     // A sequence may be reported both with its last token and as failed.
     if (choice != nullptr) end_choice(*choice, FinishReason::kError, failure.cause);
   }
+  requests_.queue().settle();
 }
 
 }  // namespace conclave::scheduler

@@ -83,11 +83,21 @@ class SchedulerCore {
   // Whether the request fits the pages of the largest worker so far; the Status names the numbers.
   Status check_capacity(const AcceptedRequest& request) const;
   void reattach(Request& request, Submit& event);
-  void admit();
+  // Whether the queue has room for a request; else the bound, the numbers and when to try again.
+  Status check_queue(const AcceptedRequest& request, TimePoint now) const;
+  Status check_model(const Request& request) const;
+  void admit(TimePoint now);
+  struct Sibling {
+    bool ready = true;  // false: another choice of the request computes the prompt, or will
+    SeqId like;         // one that has
+  };
+  Sibling sibling_of(const Choice& choice) const;
+  // Starts a choice on the best worker that is not held; false: none has room.
+  bool start(Choice& choice, SeqId like, const std::set<Incarnation>& held, TimePoint now);
   // The worker with room on which the request costs least: tokens to compute, and what those that run there
   // take of it. Null: none.
-  std::pair<const Incarnation, WorkerPlanner>* choose_worker(std::span<const TokenId> known,
-                                                             uint32_t max_positions, const PrefixUse& prefix,
+  std::pair<const Incarnation, WorkerPlanner>* choose_worker(std::span<const TokenId> known, Room room,
+                                                             const PrefixUse& prefix,
                                                              const std::set<Incarnation>& held);
   // Ends one choice, or all that have not ended; the request may be gone afterwards.
   void end_choice(Choice& choice, FinishReason reason, const std::string& error);

@@ -91,6 +91,9 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   limits.steps_in_flight = options_.steps_in_flight;
   limits.vocab_size = info.vocab_size;
   limits.prefix_cache = options_.prefix_cache;
+  limits.growth_pages = options_.preemption ? 1 : 0;
+  limits.step_target = options_.itl_target_ms * kMillisecond;
+  limits.min_prefill = options_.min_prefill_tokens;
   workers_.try_emplace(info.incarnation, info.kv_blocks, limits, faults_);
   largest_pool_ = std::max(largest_pool_, info.kv_blocks);
   if (placement_.active().epoch()) emit(SendMember{session, PlacementUpdate{placement_.active()}});
@@ -315,7 +318,7 @@ StatusSnapshot SchedulerCore::status() const {
   snapshot.scheduler = options_.incarnation;
   snapshot.fleet = fleet_;
   snapshot.epoch = placement_.active().epoch();
-  snapshot.requests_waiting = static_cast<uint32_t>(requests_.waiting().size());
+  snapshot.requests_waiting = static_cast<uint32_t>(requests_.queue().size());
   snapshot.requests_running = requests_.running();
   const PlacementTable& active = placement_.active();
   std::vector<uint32_t> held(active.shards().size(), 0);
@@ -358,8 +361,8 @@ StatusSnapshot SchedulerCore::status() const {
 
 SchedulerMetrics SchedulerCore::metrics() const {
   SchedulerMetrics metrics = counters_;
-  metrics.requests_waiting = static_cast<uint32_t>(requests_.waiting().size());
-  metrics.tokens_waiting = requests_.waiting_tokens();
+  metrics.requests_waiting = static_cast<uint32_t>(requests_.queue().size());
+  metrics.tokens_waiting = requests_.queue().tokens();
   metrics.requests_running = requests_.running();
   metrics.requests_detached = requests_.detached();
   metrics.workers = static_cast<uint32_t>(workers_.size());

@@ -40,6 +40,11 @@ uint32_t KvCache::cached_among(std::span<const BlockId> match) const {
       std::count_if(match.begin(), match.end(), [&](BlockId b) { return pages_[b].users == 0; }));
 }
 
+uint32_t KvCache::sole_use(std::span<const BlockId> pages) const {
+  return static_cast<uint32_t>(
+      std::count_if(pages.begin(), pages.end(), [&](BlockId b) { return pages_[b].users == 1; }));
+}
+
 bool KvCache::admit(std::span<const BlockId> match, uint32_t more) {
   if (uint64_t{cached_among(match)} + more > available()) return false;
   for (const BlockId block : match) {

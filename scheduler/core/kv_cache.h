@@ -55,6 +55,8 @@ class KvCache {
   // the first page of `salt`), which the caller uses and which is shareable. False: an equal page is there
   // already and this one stays the caller's own.
   bool publish(BlockId page, std::optional<BlockId> parent, std::string_view salt, const PageTokens& tokens);
+  // How many of a caller's pages nobody else uses: so many become available when it releases them.
+  uint32_t sole_use(std::span<const BlockId> pages) const;
   // The caller uses these pages no more, in the order of its table. Its own ones become free, shareable ones
   // that nobody else uses become cached.
   void release(std::span<const BlockId> pages);

@@ -24,10 +24,18 @@ Status SchedulerOptions::validate() const {
   RETURN_IF_ERROR(at_least_one("max_peer_troubles", max_peer_troubles));
   RETURN_IF_ERROR(at_least_one("step_timeout_ms", step_timeout_ms));
   RETURN_IF_ERROR(at_least_one("max_kv_blocks_per_worker", max_kv_blocks_per_worker));
+  RETURN_IF_ERROR(at_least_one("default_due_ms", default_due_ms));
+  RETURN_IF_ERROR(at_least_one("min_prefill_tokens", min_prefill_tokens));
   RETURN_IF_ERROR(at_least_one("max_members", max_members));
   RETURN_IF_ERROR(at_least_one("max_gateways", max_gateways));
   RETURN_IF_ERROR(at_least_one("max_fenced_incarnations", max_fenced_incarnations));
   RETURN_IF_ERROR(at_least_one("placement_ready_timeout_ms", placement_ready_timeout_ms));
+  if (queue_reserve_percent > 90) return invalid_field("queue_reserve_percent", "at most 90");
+  for (const auto& [tenant, weight] : tenant_weights) {
+    if (weight < 1 || weight > 1'000) {
+      return invalid_field("tenant_weights", tenant + " has " + std::to_string(weight) + "; from 1 to 1000");
+    }
+  }
   if (steps_in_flight > 16) return invalid_field("steps_in_flight", "at most 16");
   if (max_batch_sequences > step_token_budget) {
     return invalid_field("max_batch_sequences", "is " + std::to_string(max_batch_sequences) +

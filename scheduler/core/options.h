@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "libs/base/ids.h"
 #include "libs/base/status.h"
@@ -20,12 +22,32 @@ struct SchedulerOptions {
   uint64_t max_prompt_logprob_values = 8'000'000;
   uint32_t max_inbox_submissions = 16'384;  // handed to the loop and not yet read by the core
   uint32_t max_running_requests = 512;      // sequences on all workers together; further ones wait
+  // The last so many percent of the queue are for tenants that hold less than that of it, and as much again
+  // per step of priority below the default is closed to such requests.
+  uint32_t queue_reserve_percent = 12;
+
+  // Order. See admission_queue.h; a priority is a band, a lower number goes first.
+  uint32_t band_aging_ms = 5'000;  // waiting for one band up; 0: nobody rises
+  bool fair_tenants = true;
+  std::map<std::string, uint32_t> tenant_weights;  // shares in contention; 1 for those not named
+  uint32_t max_idle_tenants = 1'024;               // whose service is remembered while they are away
+  bool deadline_order = true;
+  uint32_t default_due_ms = 60'000;  // a request is due at its deadline or so long after its arrival
 
   // Steps.
   uint32_t step_token_budget = 512;  // rows of one plan (also bounded by the worker's own max_batch_tokens)
   uint32_t prefill_chunk_tokens = 256;  // of one sequence in one plan
   uint32_t max_batch_sequences = 128;   // of one worker at a time
   uint32_t steps_in_flight = 2;         // plans a worker holds: step N+1 is planned while step N runs
+  // Prefill beside decodes is cut so that a step takes no longer than this, or than twice its decodes alone;
+  // 0: only the budget counts. At least min_prefill_tokens go with every step.
+  uint32_t itl_target_ms = 50;
+  uint32_t min_prefill_tokens = 16;
+
+  // A sequence starts once there is room for its known tokens and so many more, twice as many after each time
+  // it was preempted. Without preemption it starts once there is room for all it may generate.
+  bool preemption = true;
+  uint32_t admission_reserve_tokens = 64;
 
   // Pages of prompts and answers are kept while nobody needs their room, for requests that begin alike.
   bool prefix_cache = true;

@@ -11,6 +11,8 @@ struct PlantedFaults {
   bool replay_prompt_only = false;  // replay forgets the tokens generated so far
   bool share_any_salt = false;      // pages are shared across salts and tenants
   bool share_by_tokens = false;     // a shareable page is known by its own tokens, not by its prefix
+  bool copy_nothing = false;        // a page to be copied on write is not
+  bool starve_tenant = false;       // one tenant is charged a hundred times what it got
   bool end_twice = false;           // a cancelled request gets its last event twice
 };
 

@@ -1,6 +1,7 @@
 #include "scheduler/core/requests.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "libs/base/check.h"
 
@@ -15,6 +16,7 @@ Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoin
   Request& request = *owned;
   request.accepted = std::move(accepted);
   request.arrival = next_arrival_++;
+  request.accepted_at = now;
   request.deadline = now + std::clamp<Nanos>(request.accepted.time_left, 0, kMaxTimeLeft);
   request.gateway = gateway;
   request.prompt_sent = request.accepted.prompt_logprobs_delivered;
@@ -30,15 +32,14 @@ Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoin
       choice.end_sent = true;
       continue;
     }
-    ++request.live;
+    if (request.live++ == 0) request.account = queue_.arrive(request.accepted.tenant);
     choice.generated = std::move(delivered.tokens);
     choice.sent = static_cast<uint32_t>(choice.generated.size());
     if (request.accepted.sampling.logprobs) {
       choice.logprobs.resize(choice.generated.size());
       choice.top_logprobs.resize(choice.generated.size());
     }
-    waiting_.emplace(place_of(choice), &choice);
-    waiting_tokens_ += request.prompt_tokens();
+    queue_.push(choice);
   }
   request.accepted.delivered.clear();
   prompt_values_ += request.prompt_values();
@@ -59,6 +60,7 @@ Choice* RequestTable::find(SeqId seq) {
 
 void RequestTable::erase(Request& request) {
   for (Choice& choice : request.choices) leave_state(choice);
+  if (request.live > 0) queue_.depart(request.account);
   prompt_values_ -= request.prompt_values();
   if (!request.gateway) --detached_;
   const RequestId id = request.id();
@@ -69,8 +71,8 @@ void RequestTable::erase(Request& request) {
 
 void RequestTable::leave_state(Choice& choice) {
   if (choice.state == ChoiceState::kWaiting) {
-    waiting_.erase(place_of(choice));
-    waiting_tokens_ -= choice.request->prompt_tokens();
+    if (choice.parked) --choice.request->parked;
+    queue_.erase(choice);
   } else if (choice.state == ChoiceState::kRunning) {
     by_seq_.erase(choice.seq);
     choice.seq = {};
@@ -78,11 +80,25 @@ void RequestTable::leave_state(Choice& choice) {
   }
 }
 
+void RequestTable::park(Choice& choice) {
+  CONCLAVE_CHECK(choice.state == ChoiceState::kWaiting);
+  queue_.park(choice);
+  ++choice.request->parked;
+}
+
+void RequestTable::unpark(Request& request) {
+  if (request.parked == 0) return;
+  for (Choice& choice : request.choices) {
+    if (choice.parked) queue_.unpark(choice);
+  }
+  request.parked = 0;
+}
+
 void RequestTable::set_waiting(Choice& choice) {
   leave_state(choice);
+  unpark(*choice.request);
   choice.state = ChoiceState::kWaiting;
-  waiting_.emplace(place_of(choice), &choice);
-  waiting_tokens_ += choice.request->prompt_tokens();
+  queue_.push(choice);
 }
 
 void RequestTable::set_running(Choice& choice, Incarnation worker, SeqId seq) {
@@ -96,12 +112,13 @@ void RequestTable::set_running(Choice& choice, Incarnation worker, SeqId seq) {
 void RequestTable::set_ended(Choice& choice, FinishReason reason, std::string error) {
   CONCLAVE_CHECK(choice.state != ChoiceState::kEnded && reason != FinishReason::kNone);
   leave_state(choice);
+  unpark(*choice.request);
   choice.state = ChoiceState::kEnded;
   choice.finish = reason;
   choice.error = std::move(error);
   Request& request = *choice.request;
   request.worst = std::max(request.worst, reason);
-  --request.live;
+  if (--request.live == 0) queue_.depart(std::exchange(request.account, nullptr));
   set_timer(request);
 }
 
@@ -122,6 +139,8 @@ void RequestTable::detach(Request& request, TimePoint grace_until) {
 
 void RequestTable::append(Choice& choice, const SampledToken& token) {
   choice.generated.push_back(token.token);
+  queue_.charge(choice.request->account, 1);
+  unpark(*choice.request);
   if (choice.request->accepted.sampling.logprobs) {
     choice.logprobs.push_back(token.logprob);
     choice.top_logprobs.push_back(token.top_logprobs);
@@ -171,7 +190,6 @@ std::vector<Request*> RequestTable::expired(TimePoint now) {
 }
 
 Status RequestTable::audit() const {
-  uint64_t tokens = 0;
   size_t waiting = 0;
   size_t running = 0;
   uint32_t detached = 0;
@@ -180,18 +198,16 @@ Status RequestTable::audit() const {
     if (!request->gateway) ++detached;
     if (timer_set_.at(id) != timer_of(*request)) return internal_error("a request's timer is stale");
     uint32_t live = 0;
+    uint32_t parked = 0;
     prompt_values += request->prompt_values();
     for (const Choice& choice : request->choices) {
       if (choice.request != request.get()) return internal_error("a choice belongs to another request");
       if (choice.state == ChoiceState::kEnded) continue;
       ++live;
+      parked += choice.parked;
       if (choice.state == ChoiceState::kWaiting) {
         ++waiting;
-        tokens += request->prompt_tokens();
-        const auto it = waiting_.find(place_of(choice));
-        if (it == waiting_.end() || it->second != &choice) {
-          return internal_error("a waiting choice is not queued");
-        }
+        if (!queue_.holds(choice)) return internal_error("a waiting choice is not queued");
       } else {
         ++running;
         const auto it = by_seq_.find(choice.seq);
@@ -200,14 +216,16 @@ Status RequestTable::audit() const {
         }
       }
     }
+    if ((live > 0) != (request->account != nullptr)) return internal_error("a request has no account");
+    if (parked != request->parked) return internal_error("a request's parked choices are miscounted");
     if (live != request->live) return internal_error("a request's live choices are miscounted");
     if (live == 0 && request->gateway) {
       return internal_error("an ended request is kept although its gateway is attached");
     }
   }
-  if (waiting != waiting_.size()) return internal_error("the queue holds requests that do not wait");
+  if (waiting != queue_.size()) return internal_error("the queue holds requests that do not wait");
   if (running != by_seq_.size()) return internal_error("a sequence has no running request");
-  if (tokens != waiting_tokens_) return internal_error("waiting tokens are miscounted");
+  RETURN_IF_ERROR(queue_.audit());
   if (prompt_values != prompt_values_) return internal_error("prompt log-probabilities are miscounted");
   if (detached != detached_) return internal_error("detached requests are miscounted");
   if (timers_.size() != requests_.size() || timer_set_.size() != requests_.size()) {

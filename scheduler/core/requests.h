@@ -2,7 +2,6 @@
 // it has generated, what its gateway has seen, and when its time is up.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "libs/base/status.h"
 #include "libs/model/plan.h"
 #include "libs/model/request.h"
+#include "scheduler/core/admission_queue.h"
 #include "scheduler/core/events.h"
 
 namespace conclave::scheduler {
@@ -44,6 +44,9 @@ struct Choice {
 
   SeqId seq;  // kRunning
   Incarnation worker;
+  bool parked = false;   // kWaiting: for another choice of the request, not for room
+  bool started = false;  // before: its tenant was charged for the prompt
+  uint32_t preemptions = 0;
 
   FinishReason finish = FinishReason::kNone;  // kEnded
   std::string error;
@@ -53,12 +56,15 @@ struct Choice {
 struct Request {
   AcceptedRequest accepted;
   uint64_t arrival = 0;  // order of acceptance, kept when it moves to another worker
+  TimePoint accepted_at = 0;
+  AdmissionQueue::Tenant* account = nullptr;  // of its tenant, while it has choices that have not ended
   TimePoint deadline = kNever;
   bool checked = false;  // against the fleet's model
   SessionId gateway;     // none: detached
   TimePoint grace_until = kNever;
   std::vector<Choice> choices;               // as many for its whole life
   uint32_t live = 0;                         // choices that have not ended
+  uint32_t parked = 0;                       // of which parked
   FinishReason worst = FinishReason::kNone;  // of the ends so far: the request's own, for counters
 
   // Prompt tokens that its first admission found in a prefix cache; nothing before. The gateway is told once.
@@ -87,16 +93,10 @@ struct Request {
   RequestId id() const { return accepted.id; }
 };
 
-// Order of admission: priority, then arrival, then choice.
-struct QueuePlace {
-  int32_t priority = 0;
-  uint64_t arrival = 0;
-  uint32_t choice = 0;
-  auto operator<=>(const QueuePlace&) const = default;
-};
-
 class RequestTable {
  public:
+  explicit RequestTable(QueueRules rules) : queue_(std::move(rules)) {}
+
   Request& add(AcceptedRequest accepted, SessionId gateway, TimePoint now);
   Request* find(RequestId id);
   Choice* find(SeqId seq);
@@ -106,24 +106,24 @@ class RequestTable {
   void set_running(Choice& choice, Incarnation worker, SeqId seq);
   void set_ended(Choice& choice, FinishReason reason, std::string error);
 
+  // A waiting choice waits until another one of its request samples, ends or waits again.
+  void park(Choice& choice);
+
   void attach(Request& request, SessionId gateway);
   void detach(Request& request, TimePoint grace_until);
-  // Adds a sampled token.
+  // Adds a sampled token, which the tenant is charged for.
   void append(Choice& choice, const SampledToken& token);
 
-  // Choices, in order of admission.
-  const std::map<QueuePlace, Choice*>& waiting() const { return waiting_; }
-  static QueuePlace place_of(const Choice& choice) {
-    return {choice.request->accepted.priority, choice.request->arrival, choice.index};
-  }
+  // What waits. Choices enter and leave by their state only; accounts may be charged.
+  AdmissionQueue& queue() { return queue_; }
+  const AdmissionQueue& queue() const { return queue_; }
   std::vector<Choice*> running_on(Incarnation worker);
   std::vector<Request*> of_gateway(SessionId gateway);
   // Deadline or grace is over.
   std::vector<Request*> expired(TimePoint now);
   TimePoint next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first; }
 
-  uint64_t waiting_tokens() const { return waiting_tokens_; }  // prompts, once for each waiting choice
-  uint64_t prompt_values() const { return prompt_values_; }    // sum of Request::prompt_values
+  uint64_t prompt_values() const { return prompt_values_; }  // sum of Request::prompt_values
   uint32_t running() const { return static_cast<uint32_t>(by_seq_.size()); }
   uint32_t detached() const { return detached_; }
   size_t size() const { return requests_.size(); }
@@ -131,16 +131,16 @@ class RequestTable {
 
  private:
   void leave_state(Choice& choice);
+  void unpark(Request& request);
   void set_timer(Request& request);
   static TimePoint timer_of(const Request& request);
 
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
-  std::map<QueuePlace, Choice*> waiting_;
+  AdmissionQueue queue_;
   std::map<SeqId, Choice*> by_seq_;
   std::set<std::pair<TimePoint, RequestId>> timers_;
   std::unordered_map<RequestId, TimePoint> timer_set_;
   uint64_t next_arrival_ = 1;
-  uint64_t waiting_tokens_ = 0;
   uint64_t prompt_values_ = 0;
   uint32_t detached_ = 0;
 };

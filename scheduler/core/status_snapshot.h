@@ -45,8 +45,9 @@ struct SchedulerMetrics {
   uint64_t requests_abandoned = 0;  // their gateway did not come back
   uint64_t requests_deadline = 0;
   uint64_t requests_failed = 0;
-  uint64_t sequences_replayed = 0;  // of a lost worker, computed again elsewhere
-  uint64_t sequences_moved = 0;     // off a draining worker
+  uint64_t sequences_replayed = 0;   // of a lost worker, computed again elsewhere
+  uint64_t sequences_preempted = 0;  // for want of pages, and started again
+  uint64_t sequences_moved = 0;      // off a draining worker
   uint64_t members_drained = 0;
   uint64_t steps_planned = 0;
   uint64_t steps_retired = 0;

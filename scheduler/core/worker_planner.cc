@@ -17,45 +17,73 @@ uint32_t WorkerPlanner::blocks_for(uint64_t positions) {
   return static_cast<uint32_t>((positions + kBlockTokens - 1) / kBlockTokens);
 }
 
-std::vector<BlockId> WorkerPlanner::shareable_prefix(std::span<const TokenId> known,
-                                                     const PrefixUse& prefix) const {
-  if (!limits_.prefix_cache || !prefix.lookup || known.empty()) return {};
-  return pool_.match(prefix.salt, known.first(known.size() - 1));
+WorkerPlanner::Begin WorkerPlanner::begin(std::span<const TokenId> known, const PrefixUse& prefix) const {
+  Begin result;
+  if (!limits_.prefix_cache || !prefix.lookup || known.empty()) return result;
+  result.shared = pool_.match(prefix.salt, known.first(known.size() - 1));
+  const size_t pages = result.shared.size();
+  result.planned = static_cast<uint32_t>(pages) * kBlockTokens;
+  const auto it = prefix.like ? sequences_.find(prefix.like) : sequences_.end();
+  if (it == sequences_.end() || it->second.ended || it->second.blocks.size() <= pages) return result;
+  const Sequence& other = it->second;
+  const size_t limit = std::min<size_t>({known.size() - 1, other.computed, (pages + 1) * kBlockTokens});
+  size_t same = 0;
+  while (same < limit && known[same] == other.tokens[same]) ++same;
+  if (same <= result.planned) return result;
+  result.copied = other.blocks[pages];
+  result.planned = static_cast<uint32_t>(same);
+  return result;
 }
 
-std::optional<uint32_t> WorkerPlanner::fit(std::span<const TokenId> known, uint32_t max_positions,
+uint32_t WorkerPlanner::first_pages(std::span<const TokenId> known, Room room, const Begin& begin) const {
+  const uint64_t reserved =
+      std::min<uint64_t>(room.max_positions, known.size() + uint64_t{room.reserve_positions});
+  return blocks_for(reserved) - static_cast<uint32_t>(begin.shared.size());
+}
+
+std::optional<uint32_t> WorkerPlanner::fit(std::span<const TokenId> known, Room room,
                                            const PrefixUse& prefix) const {
   if (running_.size() >= limits_.sequences) return std::nullopt;
-  const std::vector<BlockId> shared = shareable_prefix(known, prefix);
-  const uint64_t needed = blocks_for(max_positions) - shared.size() + pool_.cached_among(shared);
+  const Begin start = begin(known, prefix);
+  const uint64_t needed = uint64_t{first_pages(known, room, start)} + pool_.cached_among(start.shared) +
+                          uint64_t{running_.size()} * limits_.growth_pages;
   if (needed > pool_.available()) return std::nullopt;
-  return static_cast<uint32_t>(shared.size()) * kBlockTokens;
+  return start.planned;
 }
 
-uint32_t WorkerPlanner::admit(SequenceStart start, uint32_t max_positions, PrefixUse prefix) {
-  CONCLAVE_CHECK(!start.tokens.empty() && start.tokens.size() < max_positions);
+uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixUse prefix) {
+  CONCLAVE_CHECK(!start.tokens.empty() && start.tokens.size() < room.max_positions);
   CONCLAVE_CHECK(running_.size() < limits_.sequences);
-  Sequence seq;
-  seq.blocks = shareable_prefix(start.tokens, prefix);
+  Begin first = begin(start.tokens, prefix);
+  const auto [it, fresh] = sequences_.try_emplace(start.seq);
+  CONCLAVE_CHECK(fresh);
+  Sequence& seq = it->second;
+  seq.id = start.seq;
+  seq.rank = rank;
+  seq.promised = first_pages(start.tokens, room, first);
+  seq.blocks = std::move(first.shared);
   seq.shared = static_cast<uint32_t>(seq.blocks.size());
-  seq.promised = blocks_for(max_positions) - seq.shared;
   CONCLAVE_CHECK(pool_.admit(seq.blocks, seq.promised));
-  const SeqId id = start.seq;
-  const uint32_t cached = seq.shared * kBlockTokens;
+  if (first.copied) {
+    --seq.promised;
+    seq.blocks.push_back(pool_.take());
+    if (!faults_.copy_nothing) pending_copies_.push_back({*first.copied, seq.blocks.back()});
+  }
   seq.known = static_cast<uint32_t>(start.tokens.size());
-  seq.max_positions = max_positions;
+  seq.max_positions = room.max_positions;
   seq.next_sample = seq.known;
   seq.prompt_tokens = start.prompt_tokens;
   if (start.sampling.prompt_logprobs) seq.prompt_next = start.prompt_logprobs_from;
-  seq.planned = cached;
+  seq.planned = seq.computed = first.planned;
   seq.tokens = start.tokens;
   seq.salt = std::move(prefix.salt);
   // A warm-up's keys and values are not those of its tokens.
   seq.own_pages = !limits_.prefix_cache || start.sampling.every_expert;
   seq.start = std::move(start);
-  CONCLAVE_CHECK(sequences_.emplace(id, std::move(seq)).second);
-  running_.push_back(id);
-  return cached;
+  const auto place = std::upper_bound(running_.begin(), running_.end(), &seq,
+                                      [](const Sequence* a, const Sequence* b) { return a->rank < b->rank; });
+  running_.insert(place, &seq);
+  return first.planned;
 }
 
 void WorkerPlanner::end(SeqId id) {
@@ -63,10 +91,12 @@ void WorkerPlanner::end(SeqId id) {
   if (it == sequences_.end() || it->second.ended) return;
   Sequence& seq = it->second;
   seq.ended = true;
-  std::erase(running_, id);
+  std::erase(running_, &seq);
   pool_.give_up_promise(seq.promised);
   seq.promised = 0;
   if (!seq.introduced) {  // no plan names it: nothing to wait for
+    std::erase_if(pending_copies_,
+                  [&](const PageCopy& copy) { return !seq.blocks.empty() && seq.blocks.back() == copy.to; });
     pool_.release(seq.blocks);
     sequences_.erase(it);
     return;
@@ -78,9 +108,18 @@ void WorkerPlanner::end(SeqId id) {
   pending_ends_.push_back(id);
 }
 
-void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& seq, uint32_t count) {
-  PlanSlice slice;
-  slice.seq = id;
+bool WorkerPlanner::cover(Sequence& seq, uint32_t end) {
+  const uint32_t have = static_cast<uint32_t>(seq.blocks.size()) + seq.promised;
+  if (blocks_for(end) <= have) return true;
+  const uint32_t more = blocks_for(end) - have;
+  if (!pool_.admit({}, more)) return false;
+  seq.promised += more;
+  return true;
+}
+
+void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, Sequence& seq, uint32_t count) {
+  PlanSlice& slice = plan.slices.emplace_back();
+  slice.seq = seq.id;
   slice.start = seq.planned;
   slice.count = count;
   if (faults_.short_chunk && seq.planned > 0 && count > 1) {
@@ -88,7 +127,8 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
     --slice.count;
   }
   const uint32_t end = seq.planned + count;
-  if (!seq.introduced) slice.new_blocks = seq.blocks;  // shared pages: the slice begins after them
+  // The first slice names the pages it begins after: shared ones and a copied one.
+  if (!seq.introduced) slice.new_blocks = seq.blocks;
   while (seq.blocks.size() < blocks_for(end)) {
     CONCLAVE_CHECK(seq.promised > 0);
     --seq.promised;
@@ -96,21 +136,74 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, SeqId id, Sequence& s
     slice.new_blocks.push_back(seq.blocks.back());
   }
   slice.sample = end >= seq.known;
-  if (slice.sample) step.samples.push_back(id);
+  if (slice.sample) step.samples.push_back(seq.id);
   // The row at p yields the prompt token at p + 1.
   const uint32_t prompt_end = std::min(end + 1, seq.prompt_tokens);
   if (seq.prompt_next > 0 && seq.prompt_next < prompt_end) {
-    step.prompts.push_back({id, seq.prompt_next, prompt_end - seq.prompt_next});
+    step.prompts.push_back({seq.id, seq.prompt_next, prompt_end - seq.prompt_next});
     seq.prompt_next = prompt_end;
   }
   seq.planned = end;
-  step.slices.push_back({id, end});
+  step.slices.push_back({seq.id, end});
   if (!seq.introduced) {
     seq.introduced = true;
     plan.starts.push_back(*std::move(seq.start));
     seq.start.reset();
   }
-  plan.slices.push_back(std::move(slice));
+}
+
+// A sequence past its prefill has one slice a step until all its tokens are granted: the slice at position p
+// yields the token at p + 1, and the last token's own position is never computed.
+void WorkerPlanner::plan_decodes(BatchPlan& plan, Step& step) {
+  const auto decodes = [](const Sequence& seq) {
+    return seq.planned >= seq.known && seq.planned + 1 < seq.max_positions;
+  };
+  std::vector<Rank> without_page;  // ranks, since who is preempted may be gone
+  for (Sequence* seq : running_) {
+    if (decodes(*seq) && !cover(*seq, seq->planned + 1)) without_page.push_back(seq->rank);
+  }
+  if (!without_page.empty()) make_room(without_page);
+  for (Sequence* seq : running_) {
+    if (!decodes(*seq) || !cover(*seq, seq->planned + 1)) continue;
+    add_slice(plan, step, *seq, 1);
+    ++step.decode_rows;
+  }
+}
+
+void WorkerPlanner::make_room(std::span<const Rank> without_page) {
+  uint32_t needed = 0;
+  for (const Rank& rank : without_page) {
+    ++needed;
+    while (coming() + pool_.available() < needed) {
+      Sequence* const last = running_.back();
+      if (!(rank < last->rank)) return;  // nobody is less important: it waits
+      preempted_.push_back(last->id);
+      end(last->id);
+    }
+  }
+}
+
+uint32_t WorkerPlanner::coming() const {
+  uint32_t pages = 0;
+  for (const auto& [id, seq] : sequences_) {
+    if (seq.ended) pages += pool_.sole_use(seq.blocks);
+  }
+  return pages;
+}
+
+void WorkerPlanner::plan_prefill(BatchPlan& plan, Step& step) {
+  uint32_t budget = limits_.step_tokens - step.decode_rows;
+  // With nobody's next token waiting there is nothing to hold back for.
+  if (step.decode_rows > 0)
+    budget = step_time_.prefill_rows(limits_.step_target, limits_.min_prefill, budget);
+  for (Sequence* seq : running_) {
+    if (budget == 0) break;
+    if (seq->planned >= seq->known) continue;
+    const uint32_t count = std::min({seq->known - seq->planned, limits_.chunk_tokens, budget});
+    add_slice(plan, step, *seq, count);
+    budget -= count;
+    step.prefill_rows += count;
+  }
 }
 
 std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
@@ -118,35 +211,21 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
   ends_only = ends_only || working_steps() >= limits_.steps_in_flight;
   BatchPlan plan;
   Step step;
-  PlanCounts counts;
-  uint32_t budget = limits_.step_tokens;
   if (!ends_only) {
-    // A sequence past its prefill has one slice a step until all its tokens are granted: the slice at
-    // position p yields the token at p + 1, and the last token's own position is never computed.
-    for (const SeqId id : running_) {
-      Sequence& seq = sequences_.at(id);
-      if (seq.planned < seq.known || seq.planned + 1 >= seq.max_positions) continue;
-      add_slice(plan, step, id, seq, 1);
-      --budget;
-      ++counts.decode_slices;
-    }
-    for (const SeqId id : running_) {
-      if (budget == 0) break;
-      Sequence& seq = sequences_.at(id);
-      if (seq.planned >= seq.known) continue;
-      const uint32_t count = std::min({seq.known - seq.planned, limits_.chunk_tokens, budget});
-      add_slice(plan, step, id, seq, count);
-      budget -= count;
-      counts.prefill_tokens += count;
-    }
+    plan.slices.reserve(running_.size());
+    step.slices.reserve(running_.size());
+    step.samples.reserve(running_.size());
+    plan_decodes(plan, step);
+    plan_prefill(plan, step);
+    std::sort(step.samples.begin(), step.samples.end());
   }
   if (plan.slices.empty() && pending_ends_.empty()) return std::nullopt;
   plan.step = step.id = StepId(next_step_++);
-  plan.ends = step.ends = std::move(pending_ends_);
-  pending_ends_.clear();
+  plan.ends = step.ends = std::exchange(pending_ends_, {});
+  plan.copies = std::exchange(pending_copies_, {});
   if (in_flight_.empty()) owing_since_ = now;
+  last_plan_ = {step.prefill_rows, step.decode_rows};
   in_flight_.push_back(std::move(step));
-  last_plan_ = counts;
   return plan;
 }
 
@@ -197,37 +276,42 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
     return invalid_field("step", "result of step " + std::to_string(result.step.value) + " where step " +
                                      std::to_string(step.id.value) + " is due");
   }
-  const std::set<SeqId> expected(step.samples.begin(), step.samples.end());
-  std::set<SeqId> answered;
+  const auto place = [&](SeqId id) {
+    const auto it = std::lower_bound(step.samples.begin(), step.samples.end(), id);
+    return it != step.samples.end() && *it == id ? it - step.samples.begin() : -1;
+  };
+  const auto name = [](SeqId id) { return "sampled sequence " + std::to_string(id.value); };
+  std::vector<uint8_t> answered(step.samples.size(), 0);
   for (const SampledToken& token : result.sampled) {
-    const std::string name = "sampled sequence " + std::to_string(token.seq.value);
-    if (!expected.contains(token.seq))
-      return invalid_field("sampled", name + " has no sampling slice in the step");
-    if (!answered.insert(token.seq).second) return invalid_field("sampled", name + " appears twice");
+    const ptrdiff_t at = place(token.seq);
+    if (at < 0) return invalid_field("sampled", name(token.seq) + " has no sampling slice in the step");
+    if (answered[static_cast<size_t>(at)]++) {
+      return invalid_field("sampled", name(token.seq) + " appears twice");
+    }
     const Sequence& seq = sequences_.at(token.seq);
     if (seq.ended) continue;
     if (token.position != seq.next_sample) {
-      return invalid_field("position", name + " has position " + std::to_string(token.position) + " where " +
-                                           std::to_string(seq.next_sample) + " is due");
+      return invalid_field("position", name(token.seq) + " has position " + std::to_string(token.position) +
+                                           " where " + std::to_string(seq.next_sample) + " is due");
     }
     if (limits_.vocab_size != 0 && token.token >= limits_.vocab_size) {
-      return invalid_field("token", name + " has token " + std::to_string(token.token) +
+      return invalid_field("token", name(token.seq) + " has token " + std::to_string(token.token) +
                                         ", the vocabulary has " + std::to_string(limits_.vocab_size));
     }
     if (token.finish != FinishReason::kNone && token.finish != FinishReason::kStop &&
         token.finish != FinishReason::kLength) {
-      return invalid_field("finish", name + " finished for a reason that is not a worker's");
+      return invalid_field("finish", name(token.seq) + " finished for a reason that is not a worker's");
     }
   }
   for (const StepResult::Failure& failure : result.failures) {
     if (!sequences_.contains(failure.seq)) {
       return invalid_field("failures", "sequence " + std::to_string(failure.seq.value) + " is unknown");
     }
-    answered.insert(failure.seq);
+    if (const ptrdiff_t at = place(failure.seq); at >= 0) answered[static_cast<size_t>(at)] = 1;
   }
-  for (const SeqId id : step.samples) {
-    if (!answered.contains(id) && !sequences_.at(id).ended) {
-      return invalid_field("sampled", "sequence " + std::to_string(id.value) + " has no token");
+  for (size_t i = 0; i < step.samples.size(); ++i) {
+    if (answered[i] == 0 && !sequences_.at(step.samples[i]).ended) {
+      return invalid_field("sampled", "sequence " + std::to_string(step.samples[i].value) + " has no token");
     }
   }
   return check_prompts(result, step);
@@ -247,8 +331,11 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
   for (const StepResult::Failure& failure : result.failures) failed.insert(failure.seq);
   for (const Granted& slice : step.slices) {
     Sequence& seq = sequences_.at(slice.seq);
-    if (!seq.ended && !failed.contains(slice.seq)) publish(seq, slice.end);
+    if (seq.ended || failed.contains(slice.seq)) continue;
+    seq.computed = slice.end;
+    publish(seq, slice.end);
   }
+  step_time_.observe(step.decode_rows, step.prefill_rows, result.compute_ns);
   for (const SampledToken& token : result.sampled) {
     Sequence& seq = sequences_.at(token.seq);
     if (seq.ended) {
@@ -323,8 +410,9 @@ Status WorkerPlanner::audit() const {
     ++live;
     if (seq.blocks.size() != blocks_for(seq.planned))
       return internal_error(name + " has the wrong number of blocks");
-    if (seq.blocks.size() + seq.promised != blocks_for(seq.max_positions)) {
-      return internal_error(name + " is not covered by its promise");
+    if (seq.blocks.size() + seq.promised < blocks_for(seq.known) ||
+        seq.blocks.size() + seq.promised > blocks_for(seq.max_positions)) {
+      return internal_error(name + " is promised too little or too much");
     }
   }
   if (used != pool_.used()) {
@@ -336,6 +424,9 @@ Status WorkerPlanner::audit() const {
   if (live != running_.size()) return internal_error("running list differs from the live sequences");
   if (working_steps() > limits_.steps_in_flight || in_flight_.size() > 2 * limits_.steps_in_flight) {
     return internal_error("too many steps in flight");
+  }
+  for (size_t i = 1; i < running_.size(); ++i) {
+    if (!(running_[i - 1]->rank < running_[i]->rank)) return internal_error("running list is out of order");
   }
   if (running_.size() > limits_.sequences) return internal_error("too many running sequences");
   return OkStatus();

@@ -312,6 +312,56 @@ TEST_F(RawTest, AnInvalidSubmissionIsAnsweredAndTheSessionGoesOn) {
   drain(stream, pb::GatewayDown());
 }
 
+// Tokens of one round share a message; those that carry more come alone, and none overtakes another.
+TEST_F(RawTest, TokensOfARoundTravelTogether) {
+  RemoteMember worker(scheduler.client(), Role::kAttention, 2 * kMillisecond);
+  RemoteMember shard(scheduler.client(), Role::kExpert);
+  auto stream = stub->Gateway(&context);
+  pb::GatewayUp up;
+  Hello router;
+  router.role = Role::kRouter;
+  router.name = "raw";
+  router.incarnation = make_incarnation();
+  rpc::to_proto(router, up.mutable_hello());
+  stream->Write(up);
+  pb::GatewayDown down;
+  while (!(down.has_fleet() && down.fleet().ready())) ASSERT_TRUE(stream->Read(&down));
+  std::map<RequestId, AcceptedRequest> requests;
+  for (uint64_t i = 1; i <= 16; ++i) {
+    AcceptedRequest r = request(i, 5, 20 + static_cast<uint32_t>(i));
+    r.sampling.logprobs = i == 7;
+    requests[r.id] = r;
+    rpc::to_proto(r, up.mutable_submit());
+    ASSERT_TRUE(stream->Write(up));
+  }
+  std::map<RequestId, std::vector<TokenId>> tokens;
+  size_t ends = 0, alone = 0, together = 0;
+  while (ends < requests.size()) {
+    ASSERT_TRUE(stream->Read(&down));
+    std::vector<TokenEvent> events;
+    if (down.has_token_batch()) {
+      events = *rpc::from_proto(down.token_batch());
+      ASSERT_FALSE(events.empty());
+      together += events.size() > 1;
+    } else if (down.has_tokens()) {
+      events.push_back(*rpc::from_proto(down.tokens()));
+      ++alone;
+      EXPECT_TRUE(requests.at(events[0].request).sampling.logprobs);
+    }
+    for (const TokenEvent& event : events) {
+      std::vector<TokenId>& have = tokens[event.request];
+      EXPECT_EQ(event.index, have.size());
+      have.insert(have.end(), event.tokens.begin(), event.tokens.end());
+      ends += event.finish != FinishReason::kNone;
+    }
+  }
+  for (const auto& [id, r] : requests) EXPECT_EQ(tokens[id], oracle_answer(r.prompt, r.sampling));
+  EXPECT_EQ(alone, 27u);
+  EXPECT_GT(together, 10u);
+  context.TryCancel();
+  drain(stream, pb::GatewayDown());
+}
+
 TEST_F(RawTest, ASilentConnectionIsClosed) {
   GrpcServerOptions impatient;
   impatient.hello_deadline = 50 * kMillisecond;

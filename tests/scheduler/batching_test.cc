@@ -148,7 +148,9 @@ TEST(Batching, RequestsGoToTheLeastLoadedWorker) {
 }
 
 TEST(Batching, ABigRequestIsNotOvertakenOnItsWorkerAndHoldsUpNoOther) {
-  Harness h;
+  SchedulerOptions options;
+  options.preemption = false;  // what runs is promised all its pages
+  Harness h(options);
   h.worker = h.join_worker(101, 8);
   const SessionId small = h.join_worker(102, 2);
   h.join_shard(201);
@@ -170,6 +172,7 @@ TEST(Batching, AFullQueueRefusesAndNeverShedsWhatItAccepted) {
   SchedulerOptions options;
   options.max_waiting_requests = 2;
   options.max_waiting_tokens = 100;
+  options.queue_reserve_percent = 0;
   options.max_batch_sequences = 1;
   Harness h(options);
   h.make_ready();

@@ -41,6 +41,9 @@ TEST(Choices, EachIsASequenceOfItsOwnAndEndsOnce) {
   h.make_ready();
   const AcceptedRequest r = choices(1, 3);
   h.submit(r);
+  // One computes the prompt; the others go on from its pages.
+  EXPECT_EQ(h.core.metrics().requests_running, 1u);
+  h.step(h.worker);
   EXPECT_EQ(h.core.metrics().requests_running, 3u);
   h.run_all();
   expect_answers(h, r);
@@ -57,6 +60,7 @@ TEST(Choices, MoreThanRunAtATimeWaitForOneAnother) {
   h.make_ready();
   const AcceptedRequest r = choices(1, 7);
   h.submit(r);
+  h.step(h.worker);
   EXPECT_EQ(h.core.metrics().requests_running, 2u);
   EXPECT_EQ(h.core.metrics().tokens_waiting, 5 * 20u);
   h.run_all();
@@ -107,6 +111,7 @@ TEST(Choices, ARestartedSchedulerGoesOnWithEachAndLeavesTheEndedOnesAlone) {
   Harness::GatewaySide& side = h.gateways[h.gateway];
   for (uint32_t c = 0; c < 3; ++c) side.choice_tokens[{r.id, c}] = r.delivered[c].tokens;
   h.submit(r);
+  h.step(h.worker);
   EXPECT_EQ(h.core.metrics().requests_running, 2u);                                // choices 0 and 3
   EXPECT_THAT((side.choice_ends[{r.id, 2}]), ElementsAre(FinishReason::kLength));  // its end was missing
   h.run_all();
@@ -176,6 +181,7 @@ TEST(Choices, AFailedOneIsReportedAndTheOthersGoOn) {
   h.make_ready();
   const AcceptedRequest r = choices(1, 2, 4, 6);
   h.submit(r);
+  while (h.workers[h.worker].plans.front().slices.size() < 2) h.step(h.worker);
   const BatchPlan plan = h.workers[h.worker].plans.front();
   h.workers[h.worker].plans.pop_front();
   StepResult result = h.workers[h.worker].model.run(plan);

@@ -91,6 +91,15 @@ class ModelWorker {
       if (start.tokens.empty() || start.prompt_tokens > start.tokens.size()) breach("a start without tokens");
       if (!sequences_.emplace(start.seq, std::move(seq)).second) breach("a sequence starts twice");
     }
+    for (const PageCopy& copy : plan.copies) {
+      if (copy.from >= pages_.size() || copy.to >= pages_.size()) {
+        breach("a copy names a block that does not exist");
+        continue;
+      }
+      if (!pages_[copy.to].users.empty()) breach("a copy overwrites a page that is used");
+      pages_[copy.to].content = pages_[copy.from].content;
+      ++copies_;
+    }
     for (const PlanSlice& slice : plan.slices) run_slice(slice, result, forgotten);
     for (const SeqId id : forgotten) {
       release(id);
@@ -104,6 +113,7 @@ class ModelWorker {
   }
 
   const std::string& breach() const { return breach_; }
+  uint64_t copies() const { return copies_; }
   size_t sequences() const { return sequences_.size(); }
   uint32_t owned_blocks() const {
     return static_cast<uint32_t>(
@@ -148,7 +158,7 @@ class ModelWorker {
     Sequence& seq = it->second;
     if (seq.released) return;  // planned before the end was known
     if (seq.blocks.empty() && seq.computed == 0) {
-      if (slice.start % kBlockTokens != 0) return breach("a sequence begins within a page");
+      // Within a page only after a copy: that the page holds the right prefix is checked below.
       seq.computed = slice.start;
     }
     for (const BlockId block : slice.new_blocks) {
@@ -205,6 +215,7 @@ class ModelWorker {
   std::map<SeqId, Sequence> sequences_;
   std::vector<Page> pages_;
   uint64_t last_step_ = 0;
+  uint64_t copies_ = 0;
   std::string breach_;
 };
 

@@ -13,6 +13,17 @@ SchedulerSim::SchedulerSim(const SimConfig& config) : config_(config), random_(c
   options_.prefill_chunk_tokens = static_cast<uint32_t>(between(3, 20));
   options_.max_batch_sequences = static_cast<uint32_t>(between(1, 6));
   options_.steps_in_flight = static_cast<uint32_t>(between(1, 3));
+  options_.preemption = !random_.chance(0.15);
+  options_.admission_reserve_tokens = static_cast<uint32_t>(between(0, 24));
+  options_.itl_target_ms = random_.chance(0.5) ? 0 : static_cast<uint32_t>(between(1, 20));
+  options_.min_prefill_tokens = static_cast<uint32_t>(between(1, 8));
+  options_.band_aging_ms = random_.chance(0.2) ? 0 : static_cast<uint32_t>(between(20, 2000));
+  options_.fair_tenants = !random_.chance(0.15);
+  options_.tenant_weights = {{"other", 3}};
+  options_.max_idle_tenants = 2;
+  options_.deadline_order = !random_.chance(0.15);
+  options_.queue_reserve_percent = static_cast<uint32_t>(between(0, 30));
+  options_.prefix_cache = !random_.chance(0.1);
   options_.lease_ms = 300;
   options_.dead_after_ms = 1500;
   options_.dead_after_trouble_ms = 700;
@@ -21,6 +32,12 @@ SchedulerSim::SchedulerSim(const SimConfig& config) : config_(config), random_(c
   options_.placement_ready_timeout_ms = 2500;
   options_.gateway_grace_ms = 400;
   options_.max_fenced_incarnations = 8;
+  if (config.flood) {
+    options_.max_waiting_requests = 64;
+    options_.max_waiting_tokens = 5000;
+    options_.fair_tenants = true;
+    options_.band_aging_ms = 0;
+  }
   // Whoever loses the last result of a worker learns of it only so.
   if (config.lose_a_step_result) options_.step_timeout_ms = 20'000;
 }
@@ -41,7 +58,7 @@ void SchedulerSim::at(TimePoint when, std::function<void()> task) {
 SimOutcome SchedulerSim::run() {
   end_of_chaos_ = now_ + config_.chaos;
   start_scheduler();
-  const int workers = static_cast<int>(between(1, 3));
+  const int workers = config_.flood ? 1 : static_cast<int>(between(1, 3));
   const int shards = static_cast<int>(between(1, 3));
   for (int i = 0; i < workers; ++i) add_node(Role::kAttention, "attention-" + std::to_string(i));
   for (int i = 0; i < shards; ++i) add_node(Role::kExpert, "expert-" + std::to_string(i));
@@ -54,7 +71,7 @@ SimOutcome SchedulerSim::run() {
     connect(gateway);
     after(between(0, 300 * kMillisecond), [this, &gateway] { submit_new(gateway); });
   }
-  after(500 * kMillisecond, [this] { chaos(); });
+  if (!config_.flood) after(500 * kMillisecond, [this] { chaos(); });
 
   const TimePoint limit = end_of_chaos_ + config_.settle;
   while (outcome_.violation.empty()) {
@@ -143,6 +160,7 @@ void SchedulerSim::absorb_metrics() {
   count("requests_deadline", m.requests_deadline);
   count("sequences_replayed", m.sequences_replayed);
   count("sequences_moved", m.sequences_moved);
+  count("sequences_preempted", m.sequences_preempted);
   count("tokens_discarded", m.tokens_discarded);
   count("prompt_tokens_cached", m.prompt_tokens_cached);
   count("kv_evictions", m.kv_evictions);
@@ -212,6 +230,7 @@ void SchedulerSim::feed(Event event) {
 }
 
 void SchedulerSim::check_core() {
+  if (!config_.checks) return;
   if (const Status status = core_->audit(); !status.ok()) violate(message_of(status));
   const SchedulerMetrics m = core_->metrics();
   if (m.requests_running > options_.max_running_requests)
@@ -231,6 +250,7 @@ void SchedulerSim::do_action(SendMember& action) {
   if (const auto* plan = std::get_if<BatchPlan>(&action.message)) {
     note(plan->step.value);
     for (const PlanSlice& slice : plan->slices) note(slice.seq.value * 1000 + slice.start * 10 + slice.count);
+    if (config_.flood) check_service(*plan);
     for (const SequenceStart& start : plan->starts) {
       if (start.tokens.size() < start.prompt_tokens + emitted_[{start.request, start.choice}]) {
         violate("a replay of request " + std::to_string(start.request.lo) + " generates told tokens again");
@@ -245,6 +265,26 @@ void SchedulerSim::do_action(SendMember& action) {
     node.inbox.push_back(std::move(message));
     drain(node);
   });
+}
+
+void SchedulerSim::check_service(const BatchPlan& plan) {
+  // What runs goes on whoever waits, and rows computed again after a preemption are nobody's: the other one may
+  // be ahead by what that makes.
+  constexpr int64_t kSlack = 2000;
+  for (const SequenceStart& start : plan.starts) {
+    const bool modest = modest_.contains(start.request);
+    if (modest) {
+      modest_waiting_.erase(start.request);
+      modest_running_.insert(start.seq);
+      count("modest started");
+    } else if (!modest_waiting_.empty() && gap_ > kSlack) {
+      violate("a tenant waits while another one got " + std::to_string(gap_) + " rows more and starts");
+    }
+  }
+  for (const PlanSlice& slice : plan.slices) {
+    gap_ += modest_running_.contains(slice.seq) ? -int64_t{slice.count} : int64_t{slice.count};
+  }
+  gap_ = std::max<int64_t>(gap_, 0);
 }
 
 void SchedulerSim::do_action(CloseMember& action) {
@@ -270,6 +310,10 @@ void SchedulerSim::do_action(ReplySubmit& action) {
   Session& session = sessions_.at(action.gateway);
   Gateway& gateway = *session.gateway;
   session.down_at = std::max(session.down_at, now_ + between(kMicrosecond, 3 * kMillisecond));
+  if (action.status.ok() && modest_.contains(action.request)) {
+    if (modest_waiting_.empty()) gap_ = 0;
+    modest_waiting_.insert(action.request);
+  }
   at(session.down_at, [this, &gateway, action] {
     if (gateway.session == action.gateway) gateway_replies(gateway, action.request, action.status);
   });
@@ -281,6 +325,7 @@ void SchedulerSim::do_action(ReplyDrain& action) {
 
 void SchedulerSim::do_action(SendTokens& action) {
   const TokenEvent& event = action.event;
+  if (event.finish != FinishReason::kNone) modest_waiting_.erase(event.request);
   note(event.request.lo * 1000 + event.choice * 500 + event.index + static_cast<uint64_t>(event.finish));
   for (const TokenId token : event.tokens) note(token);
   uint32_t& told = emitted_[{event.request, event.choice}];

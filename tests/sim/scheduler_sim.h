@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,12 @@ struct SimConfig {
   PlantedFaults faults;
   bool lose_a_token_event = false;  // planted in the harness: an event vanishes on a healthy connection
   bool lose_a_step_result = false;  // the same with a worker's result: the core must notice
-  Nanos chaos = 12 * kSecond;       // requests and faults happen until then
-  Nanos settle = 120 * kSecond;     // then everything must end within this
+  // Nobody fails, and of two tenants one asks for far more than there is: who asks for little must not wait
+  // for it. The gap between what both were given while both had something waiting is bounded.
+  bool flood = false;
+  bool checks = true;            // false: the same run, faster
+  Nanos chaos = 4 * kSecond;     // requests and faults happen until then
+  Nanos settle = 120 * kSecond;  // then everything must end within this
 };
 
 struct SimOutcome {
@@ -94,6 +99,7 @@ class SchedulerSim {
   void gateway_tokens(Gateway& gateway, const TokenEvent& event);
 
   void chaos();
+  void check_service(const BatchPlan& plan);
   void violate(const std::string& what);
   void note(uint64_t value) { trace_ = internal::mix64(trace_ ^ (value + 0x9e3779b97f4a7c15ull)); }
   void count(const std::string& what, uint64_t by = 1) { outcome_.coverage[what] += by; }
@@ -123,6 +129,12 @@ class SchedulerSim {
   // Tokens of a choice that this scheduler has told anybody of.
   std::map<std::pair<RequestId, uint32_t>, uint32_t> emitted_;
   bool lost_one_ = false;
+  // In a flood: accepted requests of the modest tenant that have not started, its sequences, and how many
+  // rows the other one was given more than it, since it has had something waiting.
+  std::set<RequestId> modest_waiting_;
+  std::set<RequestId> modest_;
+  std::set<SeqId> modest_running_;
+  int64_t gap_ = 0;
   uint64_t trace_ = 0;
   SimOutcome outcome_;
 };

@@ -16,7 +16,8 @@ SchedulerSim::Node& SchedulerSim::add_node(Role role, const std::string& name) {
   Node& node = nodes_.emplace_back();
   node.role = role;
   node.name = name;
-  node.kv_blocks = static_cast<uint32_t>(between(4, 14));
+  // In a flood every request fits: one that waits for a larger worker would be nobody's fault.
+  node.kv_blocks = static_cast<uint32_t>(between(config_.flood ? kMaxPositions / kBlockTokens : 4, 14));
   node.incarnation = Incarnation(next_incarnation_++);
   return node;
 }
@@ -166,6 +167,7 @@ void SchedulerSim::run_next_plan(Node& node) {
     StepResult result = node.model.run(plan, node.plans);
     count("pages released early", result.released.size());
     count("prompt pieces", result.prompt_logprobs.size());
+    count("pages copied", plan.copies.size());
     if (!node.model.breach().empty()) violate(node.name + ": " + node.model.breach());
     send_up(node, std::move(result));
     run_next_plan(node);
@@ -204,7 +206,8 @@ void SchedulerSim::drop(Gateway& gateway) {
 
 void SchedulerSim::submit_new(Gateway& gateway) {
   if (now_ > end_of_chaos_) return;
-  after(between(kMillisecond, 120 * kMillisecond), [this, &gateway] { submit_new(gateway); });
+  const Nanos pause = config_.flood ? 8 * kMillisecond : 120 * kMillisecond;
+  after(between(kMillisecond, pause), [this, &gateway] { submit_new(gateway); });
   if (!gateway.session) return;
   Client client;
   AcceptedRequest& r = client.request;
@@ -224,7 +227,8 @@ void SchedulerSim::submit_new(Gateway& gateway) {
   }
   for (uint64_t i = 0; i < prompt; ++i) r.prompt.push_back(static_cast<TokenId>(random_.below(kOracleVocab)));
   if (random_.chance(0.2)) r.cache_salt = "salt";
-  if (random_.chance(0.1)) r.tenant = "other";
+  if (random_.chance(0.3))
+    r.tenant = random_.chance(0.5) ? "other" : "tenant-" + std::to_string(random_.below(5));
   r.sampling.max_tokens = static_cast<uint32_t>(1 + random_.below(40));
   r.sampling.seed = random_.next();
   r.sampling.min_tokens = static_cast<uint32_t>(random_.below(3));
@@ -235,6 +239,14 @@ void SchedulerSim::submit_new(Gateway& gateway) {
   r.choices = random_.chance(0.3) ? static_cast<uint32_t>(2 + random_.below(3)) : 1;
   r.priority = static_cast<int32_t>(random_.below(3)) - 1;
   r.sampling.prompt_logprobs = random_.chance(0.3);
+  if (config_.flood) {
+    r.choices = 1;
+    r.priority = 0;
+    r.time_left = 600 * kSecond;
+    client.deadline = now_ + r.time_left;
+    r.tenant = random_.chance(0.06) ? "modest" : "flood";
+    if (r.tenant == "modest") modest_.insert(r.id);
+  }
   client.choices.resize(r.choices);
   for (uint32_t c = 0; c < r.choices; ++c) {
     client.choices[c].answer = oracle_answer(r.prompt, r.sampling, c);
