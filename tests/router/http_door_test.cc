@@ -435,14 +435,14 @@ TEST(AdmissionTest, ARawPromptIsTextUnlessATrustedCallerSaysOtherwise) {
   for (const char* key : {"ck-alice", "ck-bob"}) {
     for (const char* more : {"", R"(,"allow_special_tokens":false)"}) {
       EXPECT_EQ(ask(more, key).status, 200);
-      EXPECT_EQ(guarded.server().scheduler.wait_submitted(asked++).prompt, testing::byte_tokens("a<eos>b"));
+      EXPECT_EQ(guarded.server->scheduler.wait_submitted(asked++).prompt, testing::byte_tokens("a<eos>b"));
     }
   }
   const RawResponse r = ask(R"(,"allow_special_tokens":true)", "ck-alice");
   EXPECT_EQ(r.status, 403) << r.body;
   EXPECT_EQ(param_of(r), "allow_special_tokens");
   EXPECT_EQ(ask(R"(,"allow_special_tokens":true)", "ck-bob").status, 200);
-  EXPECT_EQ(guarded.server().scheduler.wait_submitted(asked).prompt,
+  EXPECT_EQ(guarded.server->scheduler.wait_submitted(asked).prompt,
             (std::vector<TokenId>{'a', testing::kEos, 'b'}));
 
   // /tokenize shows what either would be.
