@@ -1,8 +1,7 @@
 // conclave-attention: an attention worker. Dense layers, KV cache, sampling; asks shards for the experts.
 #include "attention_service/adapters/worker_metrics.h"
 #include "attention_service/core/worker.h"
-#include "libs/service/member_settings.h"
-#include "libs/telemetry/log.h"
+#include "libs/service/serve_member.h"
 
 namespace conclave {
 namespace {
@@ -28,22 +27,15 @@ Status run(Service& service) {
       loaded.settings, [&](Executor& executor, ExpertTransport& transport, kernels::Context kernels) {
         return Worker::create(executor, transport, loaded.model->spec, loaded.model->dense, kernels, options);
       });
-  RETURN_IF_ERROR(member.start());
-  const auto collector = service.metrics().add_collector([&](MetricSink& sink) {
-    export_metrics(member.metrics(), options.kv_blocks, sink);
-    export_transport(member.transport_stats(), member.incarnations(), sink);
-  });
-  const auto ready = service.ready_unless([&member] { return member.reasons(); });
   const uint64_t bytes = WeightWarmer(loaded.model->dense).total();
-  service.started({}, "joining the cluster", [&member, bytes] {
+  const auto step = [&member, bytes] {
     const uint64_t warmed = member.metrics().weight_bytes_warmed;
     return StartupStep{warmed < bytes ? "reading weights" : "",
                        bytes == 0 ? 1.0 : static_cast<double>(warmed) / static_cast<double>(bytes)};
-  });
-  service.wait_for_stop();
-  // What runs here is replayed on other workers, or on this one's successor; nothing is lost.
-  Service::limit_end(config.attention.drain_time + 5 * kSecond);
-  return OkStatus();
+  };
+  return serve_member<Worker, WorkerMetrics>(
+      service, member, {config.attention.drain_time, "joining the cluster", step},
+      [&](const WorkerMetrics& seen, MetricSink& sink) { export_metrics(seen, options.kv_blocks, sink); });
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ void add_generate_command(CLI::App& app, Command& chosen);  // generate
 void add_chat_command(CLI::App& app, Command& chosen);      // chat
 void add_bench_command(CLI::App& app, Command& chosen);     // bench
 void add_status_command(CLI::App& app, Command& chosen);    // status
+void add_drain_command(CLI::App& app, Command& chosen);     // drain
 void add_key_command(CLI::App& app, Command& chosen);       // key
 
 }  // namespace conclave::cli

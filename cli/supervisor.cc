@@ -15,6 +15,7 @@
 namespace conclave::cli {
 namespace {
 
+constexpr int64_t kHurryMs = 1000;     // grace of the end that was asked for twice
 constexpr size_t kMaxErrorLines = 12;  // of a child that cannot start
 
 sigset_t waited_signals() {
@@ -165,34 +166,40 @@ Status Supervisor::run(const std::function<void(const std::string&, const std::s
 }
 
 void Supervisor::stop() {
+  if (children_.empty()) return;
+  const auto front = children_.end() - 1;
+  const bool waited = stop(front, children_.end(), true, options_.stop_grace_ms);
+  stop(children_.begin(), children_.end(), false,
+       waited ? options_.stop_grace_ms : std::min(options_.stop_grace_ms, kHurryMs));
+}
+
+bool Supervisor::stop(Children::iterator from, Children::iterator to, bool impatient, int64_t grace_ms) {
   const sigset_t set = waited_signals();
-  for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
-    if (child->pid > 0) kill(child->pid, SIGTERM);
+  for (auto child = to; child != from;) {
+    if ((--child)->pid > 0) kill(child->pid, SIGTERM);
   }
-  const TimePoint deadline = steady_now() + options_.stop_grace_ms * kMillisecond;
-  auto running = [&] {
-    return std::any_of(children_.begin(), children_.end(), [](auto& c) { return c.pid > 0; });
-  };
-  while (running()) {
-    for (auto& child : children_) {
-      if (child.pid > 0 && waitpid(child.pid, nullptr, WNOHANG) == child.pid) child.pid = -1;
+  const TimePoint deadline = steady_now() + grace_ms * kMillisecond;
+  const auto running = [&] { return std::any_of(from, to, [](auto& c) { return c.pid > 0; }); };
+  for (;;) {
+    for (auto child = from; child != to; ++child) {
+      if (child->pid > 0 && waitpid(child->pid, nullptr, WNOHANG) == child->pid) child->pid = -1;
     }
-    if (!running()) break;
+    if (!running()) return true;
     const TimePoint now = steady_now();
-    if (now >= deadline) {
-      for (auto& child : children_) {
-        if (child.pid > 0) kill(child.pid, SIGKILL);
-      }
-      for (auto& child : children_) {
-        if (child.pid > 0) waitpid(child.pid, nullptr, 0);
-        child.pid = -1;
-      }
-      break;
-    }
+    if (now >= deadline) break;
     // Wakes for each child that ends; bounded, in case a SIGCHLD was merged with one already taken.
     const timespec timeout = to_timespec(std::min<Nanos>(deadline - now, 200 * kMillisecond));
-    sigtimedwait(&set, nullptr, &timeout);
+    const int signal = sigtimedwait(&set, nullptr, &timeout);
+    if (impatient && (signal == SIGINT || signal == SIGTERM)) return false;
   }
+  for (auto child = from; child != to; ++child) {
+    if (child->pid > 0) kill(child->pid, SIGKILL);
+  }
+  for (auto child = from; child != to; ++child) {
+    if (child->pid > 0) waitpid(child->pid, nullptr, 0);
+    child->pid = -1;
+  }
+  return true;
 }
 
 }  // namespace conclave::cli

@@ -51,7 +51,9 @@ class Supervisor {
   Status run(const std::function<void(const std::string&, const std::string&)>& on_restart,
              const std::function<bool()>& tick, int64_t tick_ms);
 
-  // SIGTERM to all, last started first, each given the grace; then SIGKILL.
+  // SIGTERM to the last started alone, which is what takes requests: what it has open may end. Then to all
+  // others at once, last started first. Each of the two is given the grace, then comes SIGKILL. Another
+  // SIGINT or SIGTERM to this process ends the first wait and leaves a second for the rest.
   void stop();
 
  private:
@@ -64,12 +66,16 @@ class Supervisor {
     int64_t backoff_ms = 0;
   };
 
+  using Children = std::vector<Child>;
+
   Status spawn(Child& child);
+  // False when it was asked to hurry, and is `impatient`.
+  bool stop(Children::iterator from, Children::iterator to, bool impatient, int64_t grace_ms);
   Status reap(const std::function<void(const std::string&, const std::string&)>& on_restart);
   TimePoint restart_due();
 
   SupervisorOptions options_;
-  std::vector<Child> children_;
+  Children children_;
   bool started_ = false;
 };
 

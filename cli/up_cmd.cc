@@ -286,6 +286,9 @@ Status run_processes(const UpFlags& flags, const ClusterConfig& config) {
       outcome = supervisor.run(
           on_restart, [] { return false; }, 60'000);
   }
+  if (ready && isatty(STDERR_FILENO) != 0) {
+    std::fprintf(stderr, "conclave: stopping once open requests have ended; Ctrl-C again stops at once\n");
+  }
   supervisor.stop();
   if (!outcome.ok()) {
     run->keep();

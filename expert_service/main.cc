@@ -2,7 +2,7 @@
 // worker.
 #include "expert_service/adapters/shard_metrics.h"
 #include "expert_service/core/shard.h"
-#include "libs/service/member_settings.h"
+#include "libs/service/serve_member.h"
 
 namespace conclave {
 namespace {
@@ -26,22 +26,15 @@ Status run(Service& service) {
         return std::make_unique<Shard>(executor, transport, loaded.model->spec, loaded.model->experts,
                                        kernels, options);
       });
-  RETURN_IF_ERROR(member.start());
-  const auto collector = service.metrics().add_collector([&](MetricSink& sink) {
-    export_metrics(member.metrics(), sink);
-    export_transport(member.transport_stats(), member.incarnations(), sink);
-  });
-  const auto ready = service.ready_unless([&member] { return member.reasons(); });
-  service.started({}, "warming experts", [&member] {
+  const auto warm = [&member] {
     const ShardMetrics seen = member.metrics();
     if (seen.held_experts == 0) return StartupStep{};
     return StartupStep{"",
                        1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts)};
-  });
-  service.wait_for_stop();
-  // Workers send what was not answered to other homes, or to this shard's successor; nothing is lost.
-  Service::limit_end(config.experts.drain_time + 5 * kSecond);
-  return OkStatus();
+  };
+  return serve_member<Shard, ShardMetrics>(
+      service, member, {config.experts.drain_time, "warming experts", warm},
+      [](const ShardMetrics& seen, MetricSink& sink) { export_metrics(seen, sink); });
 }
 
 }  // namespace

@@ -265,6 +265,15 @@ class ClusterService final : public pb::Cluster::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call, const pb::DrainRequest* request,
+                                  pb::DrainReply*) override {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    context_->loop.drain_member(
+        Incarnation(request->incarnation()),
+        [reactor](const conclave::Status& status) { reactor->Finish(rpc::to_grpc(status)); });
+    return reactor;
+  }
+
  private:
   const std::shared_ptr<Context> context_;
 };

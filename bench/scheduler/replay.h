@@ -24,8 +24,8 @@ struct StepCost {
 struct ReplayOptions {
   scheduler::SchedulerOptions scheduler;
   StepCost cost;
-  uint32_t workers = 2;
-  uint32_t kv_blocks = 2048;  // of each worker
+  uint32_t workers = 4;
+  uint32_t kv_blocks = 1536;  // of each worker
   uint32_t vocab_size = 200'000;
   Nanos link = 200 * kMicrosecond;  // one way between the scheduler and a worker
   std::string only_tenant;          // empty: all

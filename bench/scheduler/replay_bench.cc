@@ -5,7 +5,8 @@
 //   tools/traces/make_trace.py --mix fairness | replay_bench --trace - --fairness flood
 //
 // Further flags: --workers N, --kv-blocks N (of each worker), --cost STEP,DECODE_ROW,PREFILL_ROW,CONTEXT_1K
-// in microseconds, --json FILE. TTFT counts from the first attempt of a request, refusals included.
+// in microseconds, --speed N (how many times faster than that the workers are), --json FILE. TTFT counts from
+// the first attempt of a request, refusals included.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -43,6 +44,7 @@ const std::vector<std::pair<const char*, std::function<bool(SchedulerOptions&)>>
        CONCLAVE_BENCH_SWITCH(itl_target_ms, 0)(o);
        return true;
      }},
+    {"no bound on owed rows", CONCLAVE_BENCH_SWITCH(max_owed_prefill_tokens, 0)},
     {"no adaptive chunk", CONCLAVE_BENCH_SWITCH(itl_target_ms, 0)},
     {"no preemption", CONCLAVE_BENCH_SWITCH(preemption, false)},
     {"no fair tenants", CONCLAVE_BENCH_SWITCH(fair_tenants, false)},
@@ -98,7 +100,7 @@ std::string text(const char* format, auto... values) {
 }
 
 std::string as_json(const std::string& variant, const std::string& kind, const Totals& t,
-                    const ReplayResult& r) {
+                    const ReplayResult& r, uint32_t workers) {
   const auto& m = r.metrics;
   uint64_t preempted = 0;
   const auto read = [&](const auto& metrics) {
@@ -108,7 +110,8 @@ std::string as_json(const std::string& variant, const std::string& kind, const T
   return text(
       "{\"variant\":\"%s\",\"kind\":\"%s\",\"sent\":%llu,\"finished\":%llu,\"late\":%llu,\"refused\":%llu,"
       "\"tokens_per_second\":%.1f,\"ttft_ms\":[%.0f,%.0f,%.0f],\"itl_ms\":[%.1f,%.1f,%.1f],\"hit_rate\":%.3f,"
-      "\"preempted\":%llu,\"evictions\":%llu,\"seconds\":%.1f,\"longest_step_ms\":%.0f}",
+      "\"preempted\":%llu,\"evictions\":%llu,\"seconds\":%.1f,\"busy\":%.2f,"
+      "\"longest_step_ms\":%.0f}",
       variant.c_str(), kind.empty() ? "all" : kind.c_str(), static_cast<unsigned long long>(t.sent),
       static_cast<unsigned long long>(t.finished), static_cast<unsigned long long>(t.late),
       static_cast<unsigned long long>(t.refused),
@@ -117,7 +120,9 @@ std::string as_json(const std::string& variant, const std::string& kind, const T
       static_cast<double>(m.prompt_tokens_cached) /
           static_cast<double>(std::max<uint64_t>(1, m.prompt_tokens_admitted)),
       static_cast<unsigned long long>(preempted), static_cast<unsigned long long>(m.kv_evictions),
-      static_cast<double>(r.end - r.start) / 1e9, static_cast<double>(r.longest_step) / 1e6);
+      static_cast<double>(r.end - r.start) / 1e9,
+      static_cast<double>(r.busy) / static_cast<double>(r.end - r.start) / workers,
+      static_cast<double>(r.longest_step) / 1e6);
 }
 
 void run_variants(const std::vector<TraceRequest>& trace, const ReplayOptions& base, const std::string& only,
@@ -134,7 +139,7 @@ void run_variants(const std::vector<TraceRequest>& trace, const ReplayOptions& b
     const ReplayResult result = replay(trace, options);
     for (const std::string& kind : kinds) {
       const Totals t = total(trace, result, kind);
-      const std::string line = as_json(name, kind, t, result);
+      const std::string line = as_json(name, kind, t, result, options.workers);
       json += line + "\n";
       std::printf(
           "%-22s %-6s sent %4llu done %4llu late %3llu  TTFT ms %6.0f %6.0f %6.0f  ITL ms %5.1f %6.1f %7.1f",
@@ -211,8 +216,9 @@ void run_fairness(const std::vector<TraceRequest>& trace, const ReplayOptions& b
 
 int run(int argc, char** argv) {
   ReplayOptions options;
-  // Measured: docs/bench_scheduler.md.
-  options.cost = {1'000, 300, 150, 10};
+  // Measured by step_cost_bench on one thread each of worker and shard, with one layer of M2's real geometry.
+  options.cost = {62'248, 34'163, 5'293, 805};
+  double speed = 20;
   std::string trace_file, variant, flood, json_file, json;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
@@ -233,6 +239,9 @@ int run(int argc, char** argv) {
     } else if (name == "--kv-blocks") {
       options.kv_blocks = static_cast<uint32_t>(std::strtoul(value, nullptr, 10));
       good = options.kv_blocks > 0;
+    } else if (name == "--speed") {
+      speed = std::strtod(value, nullptr);
+      good = speed > 0;
     } else if (name == "--cost") {
       good =
           std::sscanf(value, "%lf,%lf,%lf,%lf", &c.step, &c.decode_row, &c.prefill_row, &c.context_1k) == 4;
@@ -243,6 +252,10 @@ int run(int argc, char** argv) {
       std::fprintf(stderr, "replay_bench: %s %s is not understood\n", name.c_str(), value);
       return 2;
     }
+  }
+  for (double* cost :
+       {&options.cost.step, &options.cost.decode_row, &options.cost.prefill_row, &options.cost.context_1k}) {
+    *cost /= speed;
   }
   std::ifstream file;
   if (trace_file != "-") file.open(trace_file);

@@ -69,7 +69,7 @@ struct AttentionConfig {
     return o;
   }();
   uint64_t kv_bytes = 1ull << 30;
-  Nanos drain_time = 10 * kSecond;
+  Nanos drain_time = 30 * kSecond;
 };
 
 struct ExpertsConfig {

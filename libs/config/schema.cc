@@ -206,8 +206,10 @@ void attention_fields(FieldList& f, AttentionConfig& c) {
   f.integer<uint32_t>("max_logit_rows", o.max_logit_rows, 1, 65536, "tokens",
                       "Rows whose logits are computed at once.");
   exchange_fields(f, o.exchange);
-  f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
-             "Time between SIGTERM and the end, at most.");
+  f.duration(
+      "drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
+      "Time after SIGTERM in which what runs here is moved to other workers; the worker ends as soon as that "
+      "is done.");
 }
 
 void experts_fields(FieldList& f, ExpertsConfig& c) {
@@ -233,7 +235,7 @@ void experts_fields(FieldList& f, ExpertsConfig& c) {
   f.bytes("warm_slice_bytes", o.warm_slice_bytes, 1 << 12, kMaxBytes,
           "Weights read at once while a placement is prepared, so that dispatches go on.");
   f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
-             "Time between SIGTERM and the end, at most.");
+             "Time after SIGTERM for the scheduler to let the shard go; it ends as soon as that is done.");
 }
 
 void transport_fields(FieldList& f, TransportConfig& c) {

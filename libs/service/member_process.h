@@ -3,6 +3,8 @@
 //
 // A scheduler fences an incarnation whose connection was lost. A live process then starts over under a new
 // one: a new transport, a new core, a new line; the weights stay mapped.
+//
+// A scheduler may drain a member: it then has nothing to do here any more for the rest of its membership.
 #pragma once
 
 #include <atomic>
@@ -13,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "libs/base/random.h"
@@ -68,12 +71,23 @@ class MemberProcess {
     thread_.stop();
   }
 
+  // Asks the scheduler to move elsewhere what runs or is held here; `done` is called once, on the loop, when
+  // nothing is left: at once where there is no connection to a scheduler. Work goes on until then.
+  void drain(std::function<void()> done) {
+    thread_.loop().post([this, done = std::move(done)] {
+      on_drained_ = done;
+      if (!connected_ || drained_) return nothing_left();
+      member_->client->send(Leaving{});
+    });
+  }
+
   // Why it is not of use to the cluster, for /readyz. Any thread.
   std::vector<std::string> reasons() {
     std::lock_guard lock(mutex_);
     if (!failure_.empty()) return {failure_};
     if (shown_ == nullptr) return {"joining the cluster"};
     if (std::string why = shown_->client->not_joined(); !why.empty()) return {why};
+    if (drained_) return {"drained: the scheduler gives it nothing to do"};
     if (!shown_->core->ready()) return {"the scheduler has not made it ready yet"};
     return {};
   }
@@ -103,10 +117,30 @@ class MemberProcess {
   uint64_t incarnations() const { return incarnations_.load(); }
 
  private:
+  // What the line tells, on its way to the core.
+  struct Handler final : MemberHandler {
+    Handler(MemberProcess& p, Core& c) : process(p), core(c) {}
+    Hello hello() override { return core.hello(); }
+    void on_message(ToMember message) override {
+      const bool drained = std::holds_alternative<Drained>(message);
+      if (std::holds_alternative<Welcome>(message)) process.connected_ = true;
+      core.on_message(std::move(message));
+      if (drained) process.drained();
+    }
+    void on_down(const Status& cause) override {
+      core.on_down(cause);
+      process.connected_ = false;
+      process.drained_ = false;
+      process.nothing_left();
+    }
+    MemberProcess& process;
+    Core& core;
+  };
   // One incarnation. Destroyed from the last member to the first: the line, the core, the transport.
   struct Member {
     std::unique_ptr<UcxTransport> transport;
     std::unique_ptr<Core> core;
+    std::unique_ptr<Handler> handler;
     std::unique_ptr<rpc::MemberClient> client;
   };
   struct Snapshot {
@@ -134,7 +168,8 @@ class MemberProcess {
     rpc::ClientOptions control = settings_.control;
     control.target = settings_.scheduler;
     Core* core = member->core.get();
-    member->client = std::make_unique<rpc::MemberClient>(control, *core, thread_.loop(),
+    member->handler = std::make_unique<Handler>(*this, *core);
+    member->client = std::make_unique<rpc::MemberClient>(control, *member->handler, thread_.loop(),
                                                          [core] { return core->heartbeat(); });
     core->set_link(member->client.get());
     core->set_on_refused([this](const Refusal& refusal) { refused(refusal); });
@@ -156,9 +191,21 @@ class MemberProcess {
       shown_ = nullptr;
     }
     transport_stats_ = nullptr;
+    connected_ = false;
+    drained_ = false;
     if (member_ == nullptr) return;
     member_->core->set_link(nullptr);
     member_.reset();
+  }
+
+  void drained() {
+    drained_ = true;
+    log_info("drained: nothing is left here, and the scheduler gives nothing more");
+    nothing_left();
+  }
+
+  void nothing_left() {
+    if (const auto done = std::exchange(on_drained_, nullptr)) done();
   }
 
   // An incarnation that was welcomed once is fenced; another refusal stands until somebody changes the fleet,
@@ -192,6 +239,7 @@ class MemberProcess {
   const Factory factory_;
   ThreadPool pool_;
   std::atomic<uint64_t> incarnations_{0};
+  std::atomic<bool> drained_{false};
   const std::shared_ptr<Snapshot> snapshot_ = std::make_shared<Snapshot>();
 
   std::mutex mutex_;
@@ -204,6 +252,8 @@ class MemberProcess {
   std::string last_refusal_;
   int refusals_ = 0;  // of this incarnation
   bool rejoining_ = false;
+  bool connected_ = false;  // to a scheduler that welcomed it
+  std::function<void()> on_drained_;
   bool stopped_ = false;
 
   LoopThread thread_;  // last: its tasks use everything above

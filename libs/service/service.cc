@@ -1,8 +1,11 @@
 #include "libs/service/service.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +34,13 @@ namespace conclave {
 
 // Outlives the ops server's calls.
 struct ServiceState {
+  ServiceState() : done(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  ~ServiceState() { close(done); }
+  ServiceState(const ServiceState&) = delete;
+  ServiceState& operator=(const ServiceState&) = delete;
+
   sigset_t signals;
+  const int done;  // readable after end_wait()
   std::atomic<bool> stopping{false};
   std::mutex mutex;
   std::function<std::vector<std::string>()> reasons;  // guarded by mutex, called under it
@@ -179,6 +188,30 @@ void Service::wait_for_stop() {
   }
   state_->stopping = true;
   log_info("stopping", {{"signal", static_cast<int64_t>(number)}});
+}
+
+Service::Ending Service::wait_for_end(Nanos limit) {
+  sigset_t stops;
+  sigemptyset(&stops);
+  sigaddset(&stops, SIGTERM);
+  sigaddset(&stops, SIGINT);
+  const int signals = signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK);
+  const TimePoint end = steady_now() + limit;
+  Ending ending = Ending::kTimeout;
+  for (Nanos left = limit; left > 0; left = end - steady_now()) {
+    pollfd waited[] = {{state_->done, POLLIN, 0}, {signals, POLLIN, 0}};
+    const timespec timeout{left / kSecond, left % kSecond};
+    if (ppoll(waited, 2, &timeout, nullptr) <= 0) continue;
+    ending = (waited[0].revents & POLLIN) != 0 ? Ending::kDone : Ending::kSignal;
+    break;
+  }
+  close(signals);
+  return ending;
+}
+
+void Service::end_wait() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(state_->done, &one, sizeof one);
 }
 
 void Service::limit_end(Nanos limit) {

@@ -60,6 +60,12 @@ class Service {
   [[nodiscard]] std::shared_ptr<void> on_hangup(std::function<void()> reload);
   // Returns at SIGTERM or SIGINT. From then on /readyz says that the service is stopping.
   void wait_for_stop();
+  // After wait_for_stop(), while work is brought to its end: returns when end_wait() was called, at another
+  // SIGTERM or SIGINT, or after `limit`.
+  enum class Ending : uint8_t { kDone, kSignal, kTimeout };
+  Ending wait_for_end(Nanos limit);
+  // Any thread.
+  void end_wait();
   // Ends the process, with a log line, when what is left to do takes longer than this. After wait_for_stop().
   static void limit_end(Nanos limit);
 

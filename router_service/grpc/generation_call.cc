@@ -38,6 +38,9 @@ grpc::Status grpc_error(const Status& status, grpc::CallbackServerContext* conte
   if (!field.empty()) context->AddTrailingMetadata("conclave-field", field);
   const std::string code = gateway::code_of(status);
   if (!code.empty()) context->AddTrailingMetadata("conclave-code", code);
+  if (const Nanos wait = retry_after_of(status); wait > 0) {
+    context->AddTrailingMetadata("retry-after-ms", std::to_string((wait + kMillisecond - 1) / kMillisecond));
+  }
   std::string message = message_of(status);
   if (field.empty() || status.code() != StatusCode::kInvalidArgument || message.starts_with(field))
     return rpc::to_grpc(status);

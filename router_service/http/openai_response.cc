@@ -3,6 +3,7 @@
 #include <boost/json.hpp>
 #include <utility>
 
+#include "router_service/door/tenant.h"
 #include "router_service/gateway/request.h"
 
 namespace conclave::router {
@@ -70,8 +71,11 @@ http::Response error_response(const Status& status) {
   http::Response response;
   response.status = http_status_of(status);
   response.body = error_body(status);
-  if (response.status == 503)
-    response.headers.emplace_back("retry-after", status.code() == StatusCode::kUnavailable ? "2" : "1");
+  if (response.status == 503) {
+    const Nanos told = retry_after_of(status);
+    const Nanos usual = (status.code() == StatusCode::kUnavailable ? 2 : 1) * kSecond;
+    response.headers.emplace_back("retry-after", door::retry_seconds(told > 0 ? told : usual));
+  }
   return response;
 }
 

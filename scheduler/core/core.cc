@@ -111,7 +111,7 @@ Actions SchedulerCore::on_event(Event event, TimePoint now) {
   last_now_ = now;
   std::visit([&](auto& e) { handle(e, now); }, event);
   publish_placements(now);
-  update_fleet();
+  if (all_due_) update_fleet();
   return std::move(actions_);
 }
 
@@ -120,12 +120,22 @@ Actions SchedulerCore::plan(TimePoint now) {
   last_now_ = now;
   advance_drains();
   admit(now);
-  for (auto& [incarnation, worker] : workers_) {
+  if (std::exchange(all_due_, false)) {
+    for (const auto& [incarnation, worker] : workers_) due_.insert(incarnation);
+  }
+  for (const Incarnation incarnation : std::exchange(due_, {})) {
     while (auto step = plan_step(incarnation, now)) {
       emit(SendMember{members_.find(incarnation)->session, std::move(*step)});
     }
+    show_pool(incarnation);
   }
-  update_fleet();
+  // A lower bound is enough for a timer, and it stays one: a worker's date only moves forward.
+  if (owing_floor_ == kNever || now - owing_floor_ > options_.step_timeout_ms * kMillisecond / 4) {
+    owing_floor_ = kNever;
+    for (const auto& [incarnation, worker] : workers_) {
+      owing_floor_ = std::min(owing_floor_, worker.owing_since());
+    }
+  }
   timer_due_ = next_timer();
   return std::move(actions_);
 }
@@ -153,13 +163,8 @@ std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimeP
 
 TimePoint SchedulerCore::next_timer() const {
   TimePoint next = std::min({members_.next_timer(), placement_.next_timer(), requests_.next_timer()});
-  if (!placement_.active_complete()) return next;
-  for (const auto& [incarnation, worker] : workers_) {
-    if (worker.owing_since() != kNever) {
-      next = std::min(next, worker.owing_since() + options_.step_timeout_ms * kMillisecond);
-    }
-  }
-  return next;
+  if (!placement_.active_complete() || owing_floor_ == kNever) return next;
+  return std::min(next, owing_floor_ + options_.step_timeout_ms * kMillisecond);
 }
 
 Status SchedulerCore::check_model(const Request& request) const {
@@ -286,7 +291,8 @@ void SchedulerCore::handle(Cancel& event, TimePoint) {
 
 void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint now) {
   WorkerPlanner& worker = workers_.at(member.hello.incarnation);
-  StatusOr<StepOutcome> outcome = worker.on_result(result, now);
+  due_.insert(member.hello.incarnation);
+  StatusOr<StepOutcome> outcome = worker.on_result(std::move(result), now);
   if (!outcome.ok()) {
     ++counters_.protocol_violations;
     lose_member(member.session, annotate(outcome.status(), member.hello.name + " broke the protocol"), true,
@@ -306,14 +312,14 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
     std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(all));
     send_prompt_logprobs(*choice->request);
   }
-  for (const SampledToken& token : outcome->sampled) {
-    Choice* choice = requests_.find(token.seq);
-    CONCLAVE_CHECK(choice != nullptr);  // a sequence that has not ended has its choice
-    requests_.append(*choice, token);
-    if (token.finish != FinishReason::kNone) {
-      end_choice(*choice, token.finish, "");
+  actions_.reserve(actions_.size() + outcome->sampled.size());
+  // All tokens first: a sequence of the same worker may be looked at for them.
+  for (StepOutcome::Sample& sample : outcome->sampled) requests_.append(*sample.owner, sample.token);
+  for (const StepOutcome::Sample& sample : outcome->sampled) {
+    if (sample.token.finish != FinishReason::kNone) {
+      end_choice(*sample.owner, sample.token.finish, "");
     } else {
-      send_choice(*choice);
+      send_choice(*sample.owner);
     }
   }
   for (const StepResult::Failure& failure : outcome->failures) {

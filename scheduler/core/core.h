@@ -76,6 +76,8 @@ class SchedulerCore {
   void advance_drains();
   // What no other worker can hold stays and runs to its end.
   void move_off(Incarnation from, WorkerPlanner& worker);
+  // Takes a worker's pool (nothing, once it is gone) into the gauges.
+  void show_pool(Incarnation worker);
   bool takes_new_work(Incarnation worker);
   void forgive_own_stall(TimePoint now);
   void run_timers(TimePoint now);
@@ -129,7 +131,19 @@ class SchedulerCore {
   ShardSet shard_set_;
   SchedulerMetrics counters_;
   TimePoint last_now_ = 0;
-  TimePoint timer_due_ = kNever;  // what plan() asked to be woken for
+  TimePoint timer_due_ = kNever;    // what plan() asked to be woken for
+  TimePoint owing_floor_ = kNever;  // no worker has owed its step for longer; kNever: none owed one lately
+  // Workers that may have something to plan: whose results, admissions or ends came since the last plan(), or
+  // all of them after a change of members or placement.
+  std::set<Incarnation> due_;
+  bool all_due_ = true;
+  uint32_t draining_ = 0;  // members that drain and are not done
+  // The pools' gauges as last added to counters_, since a sum over all workers for each event would cost more
+  // than the event.
+  struct PoolSum {
+    uint64_t total = 0, used = 0, cached = 0, promised = 0, evictions = 0;
+  };
+  std::map<Incarnation, PoolSum> shown_;
   Actions actions_;
 };
 

@@ -90,7 +90,7 @@ std::pair<const Incarnation, WorkerPlanner>* SchedulerCore::choose_worker(std::s
 }
 
 void SchedulerCore::admit(TimePoint now) {
-  if (workers_.empty() || !placement_.active_complete()) return;
+  if (requests_.queue().size() == 0 || workers_.empty() || !placement_.active_complete()) return;
   // Who comes first and cannot start now keeps the workers it could run on from all that come after it, so it
   // never starves; who fits no worker's pool holds up nobody.
   std::set<Incarnation> held;
@@ -178,7 +178,8 @@ bool SchedulerCore::start(Choice& choice, SeqId like, const std::set<Incarnation
   const uint32_t tokens = static_cast<uint32_t>(known.size());
   const Rank rank{requests_.queue().band(choice, now), request.arrival, choice.index};
   requests_.set_running(choice, best->first, sequence.seq);
-  const uint32_t cached = best->second.admit(std::move(sequence), room, rank, std::move(prefix));
+  due_.insert(best->first);
+  const uint32_t cached = best->second.admit(std::move(sequence), room, rank, std::move(prefix), choice);
   counters_.prompt_tokens_admitted += tokens;
   counters_.prompt_tokens_cached += cached;
   // The prompt counts once: its other choices find what the first one left.

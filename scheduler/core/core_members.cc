@@ -34,6 +34,7 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
     emit(CloseMember{event.session, failed_precondition("the first message of a member must be its hello")});
     return;
   }
+  if (member->suspect) all_due_ = true;
   members_.heard(*member, now);
   const bool worker = member->hello.role == Role::kAttention;
   const char* unexpected = nullptr;
@@ -62,6 +63,7 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
 }
 
 void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
+  all_due_ = true;
   // The same process on a new connection: the old one is gone, whatever it looks like from here. What it ran
   // moves on, and the process joins again under a new incarnation.
   if (Member* old = members_.find(hello.incarnation)) {
@@ -110,6 +112,8 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   Member* member = members_.find(session);
   CONCLAVE_CHECK(member != nullptr);
   const Hello hello = member->hello;
+  all_due_ = true;
+  if (member->draining && !member->drained) --draining_;
   ++counters_.members_lost;
   members_.remove(session);
   if (close) {
@@ -128,6 +132,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
     ++counters_.sequences_replayed;
   }
   workers_.erase(hello.incarnation);
+  show_pool(hello.incarnation);
 }
 
 void SchedulerCore::handle(MemberLost& event, TimePoint now) {
@@ -177,11 +182,15 @@ bool SchedulerCore::takes_new_work(Incarnation worker) {
 }
 
 void SchedulerCore::start_drain(Member& member) {
-  if (!member.draining) ++counters_.members_drained;
+  if (member.draining) return;
   member.draining = true;
+  all_due_ = true;
+  ++draining_;
+  ++counters_.members_drained;
 }
 
 void SchedulerCore::advance_drains() {
+  if (draining_ == 0) return;
   for (auto& [session, member] : members_.members()) {
     if (!member.draining || member.drained) continue;
     const auto worker = workers_.find(member.hello.incarnation);
@@ -191,6 +200,7 @@ void SchedulerCore::advance_drains() {
     }
     // A shard has nothing to wait for: what it computes is computed again elsewhere when it is gone.
     member.drained = true;
+    --draining_;
     emit(SendMember{session, Drained{}});
   }
 }
@@ -204,12 +214,16 @@ void SchedulerCore::move_off(Incarnation from, WorkerPlanner& worker) {
   for (Choice* choice : requests_.running_on(from)) {
     if (WorkerPlanner::blocks_for(choice->request->max_positions()) > largest) continue;
     worker.end(choice->seq);
+    due_.insert(from);
     requests_.set_waiting(*choice);
     ++counters_.sequences_moved;
   }
 }
 
-void SchedulerCore::handle(Tick&, TimePoint now) { run_timers(now); }
+void SchedulerCore::handle(Tick&, TimePoint now) {
+  all_due_ = true;
+  run_timers(now);
+}
 
 void SchedulerCore::forgive_own_stall(TimePoint now) {
   // A scheduler that was itself stopped or starved has not listened: silence in that time is no fault of the
@@ -260,6 +274,7 @@ void SchedulerCore::run_timers(TimePoint now) {
 
 void SchedulerCore::publish_placements(TimePoint now) {
   for (PlacementOut& out : placement_.take()) {
+    all_due_ = true;
     // Steps may have been held for want of homes: their time begins with the placement that gives them.
     if (out.to_workers) {
       for (auto& [incarnation, worker] : workers_) worker.forgive(now);
@@ -368,14 +383,24 @@ SchedulerMetrics SchedulerCore::metrics() const {
   metrics.workers = static_cast<uint32_t>(workers_.size());
   metrics.shards = static_cast<uint32_t>(placement_.shards());
   metrics.gateways = static_cast<uint32_t>(gateways_.size());
-  for (const auto& [incarnation, worker] : workers_) {
-    metrics.kv_blocks_total += worker.pool().total();
-    metrics.kv_blocks_used += worker.pool().used();
-    metrics.kv_blocks_cached += worker.pool().cached();
-    metrics.kv_evictions += worker.pool().evictions();
-    metrics.kv_blocks_reserved += worker.pool().promised();
-  }
   return metrics;
+}
+
+void SchedulerCore::show_pool(Incarnation worker) {
+  const auto it = workers_.find(worker);
+  PoolSum now;
+  if (it != workers_.end()) {
+    const KvCache& pool = it->second.pool();
+    now = {pool.total(), pool.used(), pool.cached(), pool.promised(), pool.evictions()};
+  }
+  PoolSum& before = shown_[worker];
+  counters_.kv_blocks_total += now.total - before.total;
+  counters_.kv_blocks_used += now.used - before.used;
+  counters_.kv_blocks_cached += now.cached - before.cached;
+  counters_.kv_blocks_reserved += now.promised - before.promised;
+  counters_.kv_evictions += now.evictions - before.evictions;
+  before = now;
+  if (it == workers_.end()) shown_.erase(worker);
 }
 
 Status SchedulerCore::audit() const {
@@ -385,6 +410,7 @@ Status SchedulerCore::audit() const {
     RETURN_IF_ERROR(annotate(worker.audit(), "worker " + std::to_string(incarnation.value)));
     running += worker.running();
   }
+  if (shown_.size() != workers_.size() && !all_due_) return internal_error("a worker's pool is not shown");
   if (running != requests_.running())
     return internal_error("workers run other sequences than there are requests");
   if (members_.fence_size() > options_.max_fenced_incarnations) return internal_error("too many fences");

@@ -18,6 +18,7 @@ void SchedulerCore::stop_choice(Choice& choice, FinishReason reason, const std::
     const auto worker = workers_.find(choice.worker);
     CONCLAVE_CHECK(worker != workers_.end() || faults_.forget_lost_worker);
     if (worker != workers_.end()) worker->second.end(choice.seq);
+    due_.insert(choice.worker);
   }
   requests_.set_ended(choice, reason, error);
   if (!choice.request->ended()) return;
@@ -89,7 +90,7 @@ void SchedulerCore::send_choice(Choice& choice) {
   event.choice = choice.index;
   event.index = from;
   event.tokens.assign(choice.generated.begin() + from, choice.generated.end());
-  if (request.accepted.sampling.logprobs) {
+  if (request.logprobs) {
     event.logprobs.assign(choice.logprobs.begin() + from, choice.logprobs.end());
     event.top_logprobs.assign(choice.top_logprobs.begin() + from, choice.top_logprobs.end());
   }

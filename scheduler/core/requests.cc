@@ -19,6 +19,7 @@ Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoin
   request.accepted_at = now;
   request.deadline = now + std::clamp<Nanos>(request.accepted.time_left, 0, kMaxTimeLeft);
   request.gateway = gateway;
+  request.logprobs = request.accepted.sampling.logprobs;
   request.prompt_sent = request.accepted.prompt_logprobs_delivered;
   request.prompt_base = request.prompt_sent + 1;
   request.choices.resize(request.accepted.choices);
@@ -137,13 +138,18 @@ void RequestTable::detach(Request& request, TimePoint grace_until) {
   set_timer(request);
 }
 
-void RequestTable::append(Choice& choice, const SampledToken& token) {
+void RequestTable::append(Choice& choice, SampledToken& token) {
+  Request& request = *choice.request;
+  // In pieces: most answers end long before max_tokens, and doubling copies a long one often.
+  if (choice.generated.size() == choice.generated.capacity()) {
+    choice.generated.reserve(choice.generated.size() + std::max<size_t>(32, choice.generated.size()));
+  }
   choice.generated.push_back(token.token);
-  queue_.charge(choice.request->account, 1);
-  unpark(*choice.request);
-  if (choice.request->accepted.sampling.logprobs) {
+  queue_.charge(request.account, 1);
+  if (request.parked > 0) unpark(request);
+  if (request.logprobs) {
     choice.logprobs.push_back(token.logprob);
-    choice.top_logprobs.push_back(token.top_logprobs);
+    choice.top_logprobs.push_back(std::move(token.top_logprobs));
   }
 }
 
@@ -168,6 +174,7 @@ std::vector<Choice*> RequestTable::running_on(Incarnation worker) {
   for (const auto& [seq, choice] : by_seq_) {
     if (choice->worker == worker) result.push_back(choice);
   }
+  std::sort(result.begin(), result.end(), [](Choice* a, Choice* b) { return a->seq < b->seq; });
   return result;
 }
 

@@ -30,41 +30,40 @@ enum class ChoiceState : uint8_t {
   kEnded,
 };
 
-// One of a request's n answers: a sequence of its own.
+// One of a request's n answers: a sequence of its own. What a token touches comes first, here and below.
 struct Choice {
   Request* request = nullptr;
-  uint32_t index = 0;
-  ChoiceState state = ChoiceState::kWaiting;
-
   std::vector<TokenId> generated;  // begins with what was delivered before
-  std::vector<float> logprobs;     // as long as generated, where asked for
-  std::vector<std::vector<TokenLogprob>> top_logprobs;
+  uint32_t index = 0;
   uint32_t sent =
       0;  // generated tokens the gateway has; may run ahead of what is generated here after a replay
-
-  SeqId seq;  // kRunning
-  Incarnation worker;
+  ChoiceState state = ChoiceState::kWaiting;
+  FinishReason finish = FinishReason::kNone;  // kEnded
+  bool end_sent = false;
   bool parked = false;   // kWaiting: for another choice of the request, not for room
   bool started = false;  // before: its tenant was charged for the prompt
-  uint32_t preemptions = 0;
+  SeqId seq;             // kRunning
+  Incarnation worker;
 
-  FinishReason finish = FinishReason::kNone;  // kEnded
-  std::string error;
-  bool end_sent = false;
+  uint32_t preemptions = 0;
+  std::vector<float> logprobs;  // as long as generated, where asked for
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
+  std::string error;  // kEnded
 };
 
 struct Request {
+  SessionId gateway;                          // none: detached
+  AdmissionQueue::Tenant* account = nullptr;  // of its tenant, while it has choices that have not ended
+  uint32_t parked = 0;                        // choices
+  bool logprobs = false;                      // asked for
   AcceptedRequest accepted;
   uint64_t arrival = 0;  // order of acceptance, kept when it moves to another worker
   TimePoint accepted_at = 0;
-  AdmissionQueue::Tenant* account = nullptr;  // of its tenant, while it has choices that have not ended
   TimePoint deadline = kNever;
   bool checked = false;  // against the fleet's model
-  SessionId gateway;     // none: detached
   TimePoint grace_until = kNever;
   std::vector<Choice> choices;               // as many for its whole life
   uint32_t live = 0;                         // choices that have not ended
-  uint32_t parked = 0;                       // of which parked
   FinishReason worst = FinishReason::kNone;  // of the ends so far: the request's own, for counters
 
   // Prompt tokens that its first admission found in a prefix cache; nothing before. The gateway is told once.
@@ -112,11 +111,12 @@ class RequestTable {
   void attach(Request& request, SessionId gateway);
   void detach(Request& request, TimePoint grace_until);
   // Adds a sampled token, which the tenant is charged for.
-  void append(Choice& choice, const SampledToken& token);
+  void append(Choice& choice, SampledToken& token);
 
   // What waits. Choices enter and leave by their state only; accounts may be charged.
   AdmissionQueue& queue() { return queue_; }
   const AdmissionQueue& queue() const { return queue_; }
+  // In the order in which they started.
   std::vector<Choice*> running_on(Incarnation worker);
   std::vector<Request*> of_gateway(SessionId gateway);
   // Deadline or grace is over.
@@ -137,7 +137,7 @@ class RequestTable {
 
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   AdmissionQueue queue_;
-  std::map<SeqId, Choice*> by_seq_;
+  std::unordered_map<SeqId, Choice*> by_seq_;
   std::set<std::pair<TimePoint, RequestId>> timers_;
   std::unordered_map<RequestId, TimePoint> timer_set_;
   uint64_t next_arrival_ = 1;

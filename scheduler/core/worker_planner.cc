@@ -4,6 +4,7 @@
 #include <set>
 
 #include "libs/base/check.h"
+#include "scheduler/core/requests.h"
 
 namespace conclave::scheduler {
 
@@ -17,6 +18,11 @@ uint32_t WorkerPlanner::blocks_for(uint64_t positions) {
   return static_cast<uint32_t>((positions + kBlockTokens - 1) / kBlockTokens);
 }
 
+TokenId WorkerPlanner::token_at(const Sequence& seq, size_t position) {
+  const std::vector<TokenId>& prompt = seq.owner->request->accepted.prompt;
+  return position < prompt.size() ? prompt[position] : seq.owner->generated[position - prompt.size()];
+}
+
 WorkerPlanner::Begin WorkerPlanner::begin(std::span<const TokenId> known, const PrefixUse& prefix) const {
   Begin result;
   if (!limits_.prefix_cache || !prefix.lookup || known.empty()) return result;
@@ -28,7 +34,7 @@ WorkerPlanner::Begin WorkerPlanner::begin(std::span<const TokenId> known, const 
   const Sequence& other = it->second;
   const size_t limit = std::min<size_t>({known.size() - 1, other.computed, (pages + 1) * kBlockTokens});
   size_t same = 0;
-  while (same < limit && known[same] == other.tokens[same]) ++same;
+  while (same < limit && known[same] == token_at(other, same)) ++same;
   if (same <= result.planned) return result;
   result.copied = other.blocks[pages];
   result.planned = static_cast<uint32_t>(same);
@@ -51,7 +57,7 @@ std::optional<uint32_t> WorkerPlanner::fit(std::span<const TokenId> known, Room 
   return start.planned;
 }
 
-uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixUse prefix) {
+uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixUse prefix, Choice& owner) {
   CONCLAVE_CHECK(!start.tokens.empty() && start.tokens.size() < room.max_positions);
   CONCLAVE_CHECK(running_.size() < limits_.sequences);
   Begin first = begin(start.tokens, prefix);
@@ -59,6 +65,7 @@ uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixU
   CONCLAVE_CHECK(fresh);
   Sequence& seq = it->second;
   seq.id = start.seq;
+  seq.owner = &owner;
   seq.rank = rank;
   seq.promised = first_pages(start.tokens, room, first);
   seq.blocks = std::move(first.shared);
@@ -75,7 +82,6 @@ uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixU
   seq.prompt_tokens = start.prompt_tokens;
   if (start.sampling.prompt_logprobs) seq.prompt_next = start.prompt_logprobs_from;
   seq.planned = seq.computed = first.planned;
-  seq.tokens = start.tokens;
   seq.salt = std::move(prefix.salt);
   // A warm-up's keys and values are not those of its tokens.
   seq.own_pages = !limits_.prefix_cache || start.sampling.every_expert;
@@ -91,6 +97,7 @@ void WorkerPlanner::end(SeqId id) {
   if (it == sequences_.end() || it->second.ended) return;
   Sequence& seq = it->second;
   seq.ended = true;
+  seq.owner = nullptr;
   std::erase(running_, &seq);
   pool_.give_up_promise(seq.promised);
   seq.promised = 0;
@@ -136,7 +143,7 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, Sequence& seq, uint32
     slice.new_blocks.push_back(seq.blocks.back());
   }
   slice.sample = end >= seq.known;
-  if (slice.sample) step.samples.push_back(seq.id);
+  if (slice.sample) step.samples.push_back(&seq);
   // The row at p yields the prompt token at p + 1.
   const uint32_t prompt_end = std::min(end + 1, seq.prompt_tokens);
   if (seq.prompt_next > 0 && seq.prompt_next < prompt_end) {
@@ -144,7 +151,7 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, Sequence& seq, uint32
     seq.prompt_next = prompt_end;
   }
   seq.planned = end;
-  step.slices.push_back({seq.id, end});
+  step.slices.push_back({&seq, end});
   if (!seq.introduced) {
     seq.introduced = true;
     plan.starts.push_back(*std::move(seq.start));
@@ -217,7 +224,6 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
     step.samples.reserve(running_.size());
     plan_decodes(plan, step);
     plan_prefill(plan, step);
-    std::sort(step.samples.begin(), step.samples.end());
   }
   if (plan.slices.empty() && pending_ends_.empty()) return std::nullopt;
   plan.step = step.id = StepId(next_step_++);
@@ -276,19 +282,25 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
     return invalid_field("step", "result of step " + std::to_string(result.step.value) + " where step " +
                                      std::to_string(step.id.value) + " is due");
   }
+  const std::vector<Sequence*>& due = step.samples;
+  std::vector<uint8_t> answered(due.size(), 0);
+  // Workers answer in the order of the plan, with gaps where a sequence ended: one pass finds all.
+  size_t cursor = 0;
   const auto place = [&](SeqId id) {
-    const auto it = std::lower_bound(step.samples.begin(), step.samples.end(), id);
-    return it != step.samples.end() && *it == id ? it - step.samples.begin() : -1;
+    for (size_t i = 0; i < due.size(); ++i) {
+      const size_t at = cursor + i < due.size() ? cursor + i : cursor + i - due.size();
+      if (due[at]->id == id) return cursor = at;
+    }
+    return due.size();
   };
   const auto name = [](SeqId id) { return "sampled sequence " + std::to_string(id.value); };
-  std::vector<uint8_t> answered(step.samples.size(), 0);
   for (const SampledToken& token : result.sampled) {
-    const ptrdiff_t at = place(token.seq);
-    if (at < 0) return invalid_field("sampled", name(token.seq) + " has no sampling slice in the step");
-    if (answered[static_cast<size_t>(at)]++) {
-      return invalid_field("sampled", name(token.seq) + " appears twice");
+    const size_t at = place(token.seq);
+    if (at == due.size()) {
+      return invalid_field("sampled", name(token.seq) + " has no sampling slice in the step");
     }
-    const Sequence& seq = sequences_.at(token.seq);
+    if (answered[at]++) return invalid_field("sampled", name(token.seq) + " appears twice");
+    const Sequence& seq = *due[at];
     if (seq.ended) continue;
     if (token.position != seq.next_sample) {
       return invalid_field("position", name(token.seq) + " has position " + std::to_string(token.position) +
@@ -307,55 +319,65 @@ Status WorkerPlanner::check_result(const StepResult& result) const {
     if (!sequences_.contains(failure.seq)) {
       return invalid_field("failures", "sequence " + std::to_string(failure.seq.value) + " is unknown");
     }
-    if (const ptrdiff_t at = place(failure.seq); at >= 0) answered[static_cast<size_t>(at)] = 1;
+    if (const size_t at = place(failure.seq); at < due.size()) answered[at] = 1;
   }
-  for (size_t i = 0; i < step.samples.size(); ++i) {
-    if (answered[i] == 0 && !sequences_.at(step.samples[i]).ended) {
-      return invalid_field("sampled", "sequence " + std::to_string(step.samples[i].value) + " has no token");
+  for (size_t i = 0; i < due.size(); ++i) {
+    if (answered[i] == 0 && !due[i]->ended) {
+      return invalid_field("sampled", "sequence " + std::to_string(due[i]->id.value) + " has no token");
     }
   }
+  if (step.prompts.empty() && result.prompt_logprobs.empty() && result.released.empty()) return OkStatus();
   return check_prompts(result, step);
 }
 
-StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoint now) {
+StatusOr<StepOutcome> WorkerPlanner::on_result(StepResult&& result, TimePoint now) {
   RETURN_IF_ERROR(check_result(result));
   const Step step = std::move(in_flight_.front());
   in_flight_.pop_front();
   owing_since_ = now;
   StepOutcome outcome;
-  for (const PromptLogprobs& piece : result.prompt_logprobs) {
-    if (!sequences_.at(piece.seq).ended) outcome.prompt_logprobs.push_back(piece);
+  for (PromptLogprobs& piece : result.prompt_logprobs) {
+    if (!sequences_.at(piece.seq).ended) outcome.prompt_logprobs.push_back(std::move(piece));
   }
   // What the step computed may be shared, unless its rows failed or were masked because their sequence ended.
   std::set<SeqId> failed;
   for (const StepResult::Failure& failure : result.failures) failed.insert(failure.seq);
   for (const Granted& slice : step.slices) {
-    Sequence& seq = sequences_.at(slice.seq);
-    if (seq.ended || failed.contains(slice.seq)) continue;
+    Sequence& seq = *slice.seq;
+    if (seq.ended || (!failed.empty() && failed.contains(seq.id))) continue;
     seq.computed = slice.end;
-    publish(seq, slice.end);
+    if ((seq.shared + 1) * kBlockTokens <= slice.end) publish(seq, slice.end);
   }
   step_time_.observe(step.decode_rows, step.prefill_rows, result.compute_ns);
-  for (const SampledToken& token : result.sampled) {
-    Sequence& seq = sequences_.at(token.seq);
+  outcome.sampled.reserve(result.sampled.size());
+  auto due = step.samples.begin();
+  for (SampledToken& token : result.sampled) {
+    // check_result found it; it is the next one, or a few further, unless the worker mixed the order.
+    const auto from = due;
+    while (due != step.samples.end() && (*due)->id != token.seq) ++due;
+    if (due == step.samples.end()) {
+      due = std::find_if(step.samples.begin(), from, [&](const Sequence* s) { return s->id == token.seq; });
+    }
+    Sequence& seq = **due;
     if (seq.ended) {
       ++outcome.discarded;
       continue;
     }
     seq.next_sample = token.position + 1;
-    seq.tokens.push_back(token.token);
-    outcome.sampled.push_back(token);
     // Nothing beyond this position was granted, so this is the end whether or not the worker counted the
     // same.
     if (seq.next_sample >= seq.max_positions && token.finish == FinishReason::kNone) {
-      outcome.sampled.back().finish = FinishReason::kLength;
+      token.finish = FinishReason::kLength;
     }
-    if (outcome.sampled.back().finish != FinishReason::kNone) end(token.seq);
+    const bool last = token.finish != FinishReason::kNone;
+    outcome.sampled.push_back({seq.owner, std::move(token)});
+    if (last) end(seq.id);
   }
-  for (const StepResult::Failure& failure : result.failures) {
-    if (sequences_.at(failure.seq).ended) continue;
-    outcome.failures.push_back(failure);
-    end(failure.seq);
+  for (StepResult::Failure& failure : result.failures) {
+    Sequence& seq = sequences_.at(failure.seq);
+    if (seq.ended) continue;
+    outcome.failures.push_back(std::move(failure));
+    end(seq.id);
   }
   for (const SeqId id : result.released) {
     std::vector<BlockId>& blocks = sequences_.at(id).blocks;
@@ -369,9 +391,8 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(const StepResult& result, TimePoi
 
 void WorkerPlanner::publish(Sequence& seq, uint32_t computed) {
   while (!seq.own_pages && (seq.shared + 1) * kBlockTokens <= computed) {
-    CONCLAVE_CHECK(computed <= seq.tokens.size());
     KvCache::PageTokens page;
-    std::copy_n(seq.tokens.begin() + seq.shared * kBlockTokens, kBlockTokens, page.begin());
+    for (uint32_t i = 0; i < kBlockTokens; ++i) page[i] = token_at(seq, seq.shared * kBlockTokens + i);
     std::optional<BlockId> parent;
     if (seq.shared > 0 && !faults_.share_by_tokens) parent = seq.blocks[seq.shared - 1];
     if (pool_.publish(seq.blocks[seq.shared], parent, seq.salt, page)) {

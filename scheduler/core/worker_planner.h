@@ -64,9 +64,15 @@ struct Room {
   uint32_t reserve_positions = ~0u;  // beyond the known tokens
 };
 
-// What a valid StepResult means for requests: only of sequences that have not ended here.
+struct Choice;
+
+// What a valid StepResult means for requests: only of sequences that had not ended here before it.
 struct StepOutcome {
-  std::vector<SampledToken> sampled;
+  struct Sample {
+    Choice* owner = nullptr;
+    SampledToken token;
+  };
+  std::vector<Sample> sampled;
   std::vector<StepResult::Failure> failures;
   std::vector<PromptLogprobs> prompt_logprobs;
   uint32_t discarded = 0;  // samples of sequences that had ended here
@@ -90,7 +96,9 @@ class WorkerPlanner {
   std::optional<uint32_t> fit(std::span<const TokenId> known, Room room, const PrefixUse& prefix) const;
   // Takes a sequence in: `start.tokens` are known, further ones are sampled until there are max_positions in
   // all. Returns how many tokens were cached. CHECKs that its first pages are there.
-  uint32_t admit(SequenceStart start, Room room, Rank rank = {}, PrefixUse prefix = {});
+  // `owner` has the tokens: its request's prompt and what it generated, to which the caller adds each sample
+  // that on_result returns before anything else is asked of this. It must last until the sequence ends here.
+  uint32_t admit(SequenceStart start, Room room, Rank rank, PrefixUse prefix, Choice& owner);
   // No further slices; the worker is told with its next plan. Unknown or already ended: nothing happens.
   void end(SeqId seq);
 
@@ -105,7 +113,7 @@ class WorkerPlanner {
 
   // Retires the oldest step. An error means that the worker broke the protocol: nothing was changed, and the
   // worker must not be used further.
-  StatusOr<StepOutcome> on_result(const StepResult& result, TimePoint now);
+  StatusOr<StepOutcome> on_result(StepResult&& result, TimePoint now);
   // Since when the worker owes the step it must report next; kNever: it owes none.
   TimePoint owing_since() const { return in_flight_.empty() ? kNever : owing_since_; }
   // The time in which it could not have finished does not count.
@@ -127,36 +135,39 @@ class WorkerPlanner {
   Status audit() const;
 
  private:
+  // What a token touches comes first: thousands of these do not stay in the processor's cache.
   struct Sequence {
     SeqId id;
-    Rank rank;
-    std::optional<SequenceStart> start;  // until the first plan took it
-    uint32_t known = 0;                  // tokens at admission
+    Choice* owner = nullptr;  // null once it has ended
+    uint32_t known = 0;       // tokens at admission
+    uint32_t planned = 0;     // positions [0, planned) have been granted
     uint32_t max_positions = 0;
-    uint32_t planned = 0;      // positions [0, planned) have been granted
     uint32_t next_sample = 0;  // position of the next token to be reported
-    uint32_t promised = 0;     // pages still to come without asking
     uint32_t computed = 0;     // positions that were reported
+    uint32_t promised = 0;     // pages still to come without asking
+    uint32_t shared = 0;       // leading blocks that are shareable
     uint32_t prompt_tokens = 0;
     uint32_t prompt_next = 0;  // prompt position whose log-probability is planned next; 0: not wanted
-    std::vector<BlockId> blocks;
-    std::vector<TokenId> tokens;  // known, then reported
-    std::string salt;
-    uint32_t shared = 0;      // leading blocks that are shareable
-    bool own_pages = false;   // a page met its equal: it and what follows are not shared
-    bool introduced = false;  // some plan has named it
+    bool own_pages = false;    // a page met its equal: it and what follows are not shared
+    bool introduced = false;   // some plan has named it
     bool ended = false;
+    std::vector<BlockId> blocks;
+    Rank rank;
+    std::string salt;
+    std::optional<SequenceStart> start;  // until the first plan took it
   };
   struct Granted {
-    SeqId seq;
+    Sequence* seq = nullptr;
     uint32_t end = 0;  // positions below it are computed when the step was reported
   };
+  // Sequences stay where they are until the plan that ends them was reported, which is after all that name
+  // them.
   struct Step {
     StepId id;
     std::vector<Granted> slices;
     uint32_t decode_rows = 0;
     uint32_t prefill_rows = 0;
-    std::vector<SeqId> samples;  // one token expected of each; ascending
+    std::vector<Sequence*> samples;  // one token expected of each
     std::vector<SeqId> ends;
     struct Prompt {
       SeqId seq;
@@ -187,6 +198,7 @@ class WorkerPlanner {
   };
   Begin begin(std::span<const TokenId> known, const PrefixUse& prefix) const;
   uint32_t first_pages(std::span<const TokenId> known, Room room, const Begin& begin) const;
+  static TokenId token_at(const Sequence& seq, size_t position);
   // Makes the full pages below `computed` shareable.
   void publish(Sequence& seq, uint32_t computed);
   void retire(SeqId id);

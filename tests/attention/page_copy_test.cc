@@ -76,7 +76,7 @@ class PageCopyTest : public WorkerTest {
 // Every length of the part of a page that is shared, with the first choice going on in the page copied from.
 TEST_F(PageCopyTest, ASequenceFromACopiedPageIsThatOfAFreshPrefill) {
   for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
-    for (uint32_t length : {2u, 15u, 17u, 18u, 31u}) {
+    for (uint32_t length : {3u, 17u, 31u}) {
       SCOPED_TRACE(std::string(precision == Precision::kF32 ? "f32" : "bf16") + ", prompt of " +
                    std::to_string(length));
       options.precision = precision;
@@ -88,7 +88,7 @@ TEST_F(PageCopyTest, ASequenceFromACopiedPageIsThatOfAFreshPrefill) {
       sampled.clear();
       std::vector<TokenId> tokens;
       for (uint32_t i = 0; i < length; ++i) tokens.push_back(prompt[i % prompt.size()] + i / 16);
-      const uint32_t kSteps = 6;
+      const uint32_t kSteps = 4;
       for (uint32_t choice = 0; choice < 3; ++choice) {
         const BlockId block = 10 + 3 * choice;
         BatchPlan p;

@@ -104,6 +104,37 @@ TEST_F(SupervisorTest, StopsPolitelyThenForcefully) {
   EXPECT_EQ(log("polite"), "up\nbye\n");
 }
 
+// What takes requests is started last and stopped first, alone; a second signal is enough of that.
+TEST_F(SupervisorTest, TheLastStartedEndsBeforeTheOthersAreTold) {
+  for (const bool hurry : {false, true}) {
+    Supervisor supervisor({.stop_grace_ms = hurry ? 60'000 : 20'000});
+    const std::string mark = (directory_ / "front-ended").string();
+    const std::string back = hurry ? "back2" : "back", front = hurry ? "front2" : "front";
+    ASSERT_TRUE(supervisor
+                    .start(shell(back, "trap 'test -e " + mark +
+                                           " && echo after || echo before; exit 0' TERM; echo up; "
+                                           "while :; do sleep 0.01; done"))
+                    .ok());
+    ASSERT_TRUE(supervisor
+                    .start(shell(front, hurry ? "trap '' TERM; echo up; while :; do sleep 0.01; done"
+                                              : "trap 'sleep 0.2; touch " + mark +
+                                                    "; exit 0' TERM; echo up; while :; do sleep 0.01; done"))
+                    .ok());
+    ASSERT_TRUE(supervisor
+                    .run([](auto&, auto&) { ADD_FAILURE(); },
+                         [&] { return log(back) == "up\n" && log(front) == "up\n"; }, 5)
+                    .ok());
+    const TimePoint start = steady_now();
+    if (hurry) {
+      std::filesystem::remove(mark);
+      kill(getpid(), SIGINT);
+    }
+    supervisor.stop();
+    EXPECT_EQ(log(back), hurry ? "up\nbefore\n" : "up\nafter\n");
+    EXPECT_LT(steady_now() - start, 30 * kSecond);
+  }
+}
+
 TEST_F(SupervisorTest, SigtermEndsTheWait) {
   Supervisor supervisor({});
   ASSERT_TRUE(supervisor.start(shell("child", "sleep 100")).ok());

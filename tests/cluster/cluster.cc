@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "libs/base/random.h"
@@ -42,14 +43,22 @@ void ClusterEnvironment::TearDown() {
 const std::string& ClusterEnvironment::directory() { return g_directory; }
 const std::string& ClusterEnvironment::model() { return g_model; }
 
-ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments,
-                               bool members)
-    : scheduler_arguments_(std::move(scheduler_arguments)),
+ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments)
+    : ProcessCluster(ClusterShape{.shards = shard_count,
+                                  .workers = 1,
+                                  .model = "",
+                                  .scheduler_arguments = std::move(scheduler_arguments)}) {}
+
+ProcessCluster::ProcessCluster(ClusterShape shape)
+    : shape_(std::move(shape)),
       prefix_(g_directory + "/" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + "-") {
   start_scheduler();
-  shards.resize(shard_count);
-  for (size_t i = 0; members && i < shard_count; ++i) start_shard(i);
-  if (members) start_worker();
+  shards.resize(shape_.shards);
+  other_workers.resize(shape_.workers - 1);
+  if (shape_.start_members) {
+    for (size_t i = 0; i < shape_.shards; ++i) start_shard(i);
+    for (size_t i = 0; i < shape_.workers; ++i) start_worker(i);
+  }
   rpc::ClientOptions options;
   options.target = scheduler_address_;
   options.reconnect_max = 200 * kMillisecond;
@@ -69,7 +78,7 @@ void ProcessCluster::start_scheduler() {
       "--listen",     scheduler_address_.empty() ? "127.0.0.1:0" : scheduler_address_,
       "--ops-listen", "127.0.0.1:0",
       "--ready-file", ready_path("scheduler")};
-  arguments.insert(arguments.end(), scheduler_arguments_.begin(), scheduler_arguments_.end());
+  arguments.insert(arguments.end(), shape_.scheduler_arguments.begin(), shape_.scheduler_arguments.end());
   scheduler = Process::start("conclave-scheduler", arguments, log_path("scheduler"));
   std::map<std::string, std::string> ready;
   EXPECT_TRUE(eventually([&] {
@@ -82,7 +91,7 @@ void ProcessCluster::start_scheduler() {
 
 std::vector<std::string> ProcessCluster::member_arguments(const std::string& name) {
   std::filesystem::remove(ready_path(name));
-  return {"--model",      ClusterEnvironment::model(),
+  return {"--model",      shape_.model.empty() ? ClusterEnvironment::model() : shape_.model,
           "--name",       name,
           "--scheduler",  scheduler_address_,
           "--ops-listen", "127.0.0.1:0",
@@ -90,10 +99,12 @@ std::vector<std::string> ProcessCluster::member_arguments(const std::string& nam
           "--threads",    "1"};
 }
 
-void ProcessCluster::start_worker() {
-  std::vector<std::string> arguments = member_arguments("worker");
-  arguments.insert(arguments.end(), {"--set", "attention.kv_bytes=64MiB"});
-  worker = Process::start("conclave-attention", arguments, log_path("worker"));
+void ProcessCluster::start_worker(size_t index) {
+  const std::string name = "worker" + (index == 0 ? "" : std::to_string(index));
+  std::vector<std::string> arguments = member_arguments(name);
+  arguments.insert(arguments.end(), shape_.worker_arguments.begin(), shape_.worker_arguments.end());
+  Process& process = index == 0 ? worker : other_workers[index - 1];
+  process = Process::start("conclave-attention", arguments, log_path(name));
 }
 
 void ProcessCluster::start_shard(size_t index) {
@@ -132,8 +143,21 @@ std::string ProcessCluster::ops(const std::string& process) {
   return ready["ops"];
 }
 
+double ProcessCluster::metric(const std::string& process, const std::string& name) {
+  const auto answer = http_get(ops(process), "/metrics");
+  if (!answer.ok()) return -1;
+  const size_t at = ("\n" + answer->body).find("\n" + name + " ");
+  return at == std::string::npos ? -1 : std::stod(answer->body.substr(at + name.size()));
+}
+
 ::testing::AssertionResult ProcessCluster::wait_ready() {
-  if (eventually([&] { return gateway->fleet().ready; })) return ::testing::AssertionSuccess();
+  const bool ready = eventually([&] { return gateway->fleet().ready; });
+  // Every worker, where a test has several: which one runs what must not hang on who came first.
+  if (ready && (shape_.workers == 1 || eventually([&] {
+                  return metric("scheduler", "conclave_scheduler_workers") == shape_.workers;
+                }))) {
+    return ::testing::AssertionSuccess();
+  }
   return ::testing::AssertionFailure() << gateway->fleet().not_ready << "\n--- scheduler\n"
                                        << scheduler.log() << "\n--- worker\n"
                                        << worker.log() << "\n--- shard 0\n"
@@ -158,6 +182,7 @@ std::string ProcessCluster::unexpected_ends() {
   look("scheduler", scheduler);
   look("worker", worker);
   if (router.pid() > 0) look("router", router);
+  for (Process& other : other_workers) look("worker", other);
   for (Process& shard : shards) look("shard", shard);
   return out;
 }
@@ -167,6 +192,8 @@ std::shared_ptr<PendingCompletion> ProcessCluster::submit(AcceptedRequest reques
   gateway->submit(std::move(request), pending);
   return pending;
 }
+
+std::string demo_model() { return CONCLAVE_DEMO_MODEL; }
 
 AcceptedRequest numbered_request(uint32_t i, uint32_t max_tokens) {
   SplitMix64 random(i + 1);
@@ -180,8 +207,9 @@ AcceptedRequest numbered_request(uint32_t i, uint32_t max_tokens) {
   return request;
 }
 
-std::vector<std::vector<TokenId>> undisturbed(uint32_t count, uint32_t max_tokens) {
-  auto cluster = LocalCluster::load(ClusterEnvironment::model(), LocalClusterOptions());
+std::vector<std::vector<TokenId>> undisturbed(uint32_t count, uint32_t max_tokens, const std::string& model) {
+  auto cluster =
+      LocalCluster::load(model.empty() ? ClusterEnvironment::model() : model, LocalClusterOptions());
   EXPECT_TRUE(cluster.ok()) << cluster.status();
   if (!cluster.ok()) return {};
   EXPECT_TRUE((*cluster)->wait_ready().ok());
@@ -192,6 +220,30 @@ std::vector<std::vector<TokenId>> undisturbed(uint32_t count, uint32_t max_token
     out.push_back(answer.ok() ? answer->tokens : std::vector<TokenId>());
   }
   return out;
+}
+
+Streams::Streams(ProcessCluster& cluster, uint32_t count, uint32_t tokens)
+    : expected(undisturbed(count, tokens, cluster.shape().model)) {
+  for (uint32_t i = 0; i < count; ++i) pending.push_back(cluster.submit(numbered_request(i, tokens)));
+}
+
+void Streams::wait_tokens(size_t count) {
+  for (auto& stream : pending) ASSERT_TRUE(stream->wait_for_tokens(count, kStreamLimit));
+}
+
+size_t Streams::longest() const {
+  size_t most = 0;
+  for (const auto& stream : pending) most = std::max(most, stream->tokens());
+  return most;
+}
+
+void Streams::check(ProcessCluster& cluster) {
+  for (size_t i = 0; i < pending.size(); ++i) {
+    auto answer = pending[i]->wait(kStreamLimit);
+    ASSERT_TRUE(answer.ok()) << i << ": " << answer.status() << "\n--- worker\n" << cluster.worker.log();
+    EXPECT_EQ(answer->finish, FinishReason::kLength) << i << ": " << answer->error;
+    EXPECT_EQ(answer->tokens, expected[i]) << "stream " << i;
+  }
 }
 
 }  // namespace conclave

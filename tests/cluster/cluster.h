@@ -30,17 +30,26 @@ class ClusterEnvironment : public ::testing::Environment {
   static const std::string& model();
 };
 
-// One scheduler, one worker, two shards, as separate processes.
+// What a cluster is made of; arguments are those of the binaries.
+struct ClusterShape {
+  uint32_t shards = 2;
+  uint32_t workers = 1;
+  std::string model;  // empty: ClusterEnvironment::model()
+  std::vector<std::string> scheduler_arguments;
+  bool start_members = true;  // false: only the scheduler starts by itself
+  std::vector<std::string> worker_arguments = {"--set", "attention.kv_bytes=64MiB"};
+};
+
+// One scheduler, one worker or more, two shards, as separate processes.
 class ProcessCluster {
  public:
-  // Without `members` only the scheduler starts.
-  explicit ProcessCluster(uint32_t shards = 2, std::vector<std::string> scheduler_arguments = {},
-                          bool members = true);
+  explicit ProcessCluster(ClusterShape shape);
+  explicit ProcessCluster(uint32_t shards = 2, std::vector<std::string> scheduler_arguments = {});
   ~ProcessCluster();
 
   // On the same port as before, if there was one.
   void start_scheduler();
-  void start_worker();
+  void start_worker(size_t index = 0);
   void start_shard(size_t index);
   // On the same ports as before, if there were any; returns when it listens.
   void start_router(std::vector<std::string> more_arguments = {});
@@ -51,14 +60,18 @@ class ProcessCluster {
   std::string scheduler_address() const { return scheduler_address_; }
   std::string http_address() const { return http_address_; }
   std::string grpc_address() const { return grpc_address_; }
-  // host:port of the operations server.
+  // host:port of the operations server. Workers are "worker", "worker1", ...; shards "shard0", ...
   std::string ops(const std::string& process);
+  // One value of a process's metrics, with its labels as /metrics shows them; -1 when it is not there.
+  double metric(const std::string& process, const std::string& name);
   // Everything that ended though nobody ended it, with its log; empty: nothing.
   std::string unexpected_ends();
 
+  const ClusterShape& shape() const { return shape_; }
   std::shared_ptr<PendingCompletion> submit(AcceptedRequest request);
 
   Process scheduler, worker, router;
+  std::vector<Process> other_workers;  // the second and further ones
   std::vector<Process> shards;
   std::unique_ptr<rpc::SchedulerClient> gateway;
 
@@ -67,16 +80,35 @@ class ProcessCluster {
   std::string ready_path(const std::string& name);
   std::string log_path(const std::string& name);
 
-  const std::vector<std::string> scheduler_arguments_;
+  const ClusterShape shape_;
   const std::string prefix_;
   std::string scheduler_address_, http_address_, grpc_address_;
   int starts_ = 0;
 };
 
+// The demo checkpoint of the repository.
+std::string demo_model();
+
 // A request of the tests: number `i` always has the same prompt and parameters; odd ones sample, even ones
 // are greedy.
 AcceptedRequest numbered_request(uint32_t i, uint32_t max_tokens);
-// What it generates in an undisturbed cluster in one process.
-std::vector<std::vector<TokenId>> undisturbed(uint32_t count, uint32_t max_tokens);
+// What it generates in an undisturbed cluster in one process, on the checkpoint of the tests or another.
+std::vector<std::vector<TokenId>> undisturbed(uint32_t count, uint32_t max_tokens,
+                                              const std::string& model = "");
+
+inline constexpr Nanos kStreamLimit = 120 * kSecond;
+
+// Streams of numbered requests that are running, and what they must become.
+struct Streams {
+  Streams(ProcessCluster& cluster, uint32_t count, uint32_t tokens);
+  void wait_tokens(size_t count);
+  // Tokens of the one that is furthest.
+  size_t longest() const;
+  // Waits for all of them, and compares.
+  void check(ProcessCluster& cluster);
+
+  std::vector<std::vector<TokenId>> expected;
+  std::vector<std::shared_ptr<PendingCompletion>> pending;
+};
 
 }  // namespace conclave

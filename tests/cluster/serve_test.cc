@@ -14,34 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-constexpr Nanos kLimit = 120 * kSecond;
-
 const auto* const g_environment = ::testing::AddGlobalTestEnvironment(new ClusterEnvironment);
-
-// Streams that are running, and what they must become.
-struct Streams {
-  Streams(ProcessCluster& cluster, uint32_t count, uint32_t tokens) : expected(undisturbed(count, tokens)) {
-    for (uint32_t i = 0; i < count; ++i) pending.push_back(cluster.submit(numbered_request(i, tokens)));
-  }
-  void wait_tokens(size_t count) {
-    for (auto& stream : pending) ASSERT_TRUE(stream->wait_for_tokens(count, kLimit));
-  }
-  size_t longest() {
-    size_t most = 0;
-    for (auto& stream : pending) most = std::max(most, stream->tokens());
-    return most;
-  }
-  void check(ProcessCluster& cluster) {
-    for (size_t i = 0; i < pending.size(); ++i) {
-      auto answer = pending[i]->wait(kLimit);
-      ASSERT_TRUE(answer.ok()) << i << ": " << answer.status() << "\n--- worker\n" << cluster.worker.log();
-      EXPECT_EQ(answer->finish, FinishReason::kLength) << i << ": " << answer->error;
-      EXPECT_EQ(answer->tokens, expected[i]) << "stream " << i;
-    }
-  }
-  std::vector<std::vector<TokenId>> expected;
-  std::vector<std::shared_ptr<PendingCompletion>> pending;
-};
 
 TEST(ServeTest, AnswersEqualTheClusterInOneProcess) {
   ProcessCluster cluster;
@@ -168,7 +141,7 @@ TEST(ServeTest, TwoHundredRequestsDoNotGrowMemory) {
     }
     auto [number, pending] = open.front();
     open.pop_front();
-    auto answer = pending->wait(kLimit);
+    auto answer = pending->wait(kStreamLimit);
     ASSERT_TRUE(answer.ok()) << number << ": " << answer.status();
     EXPECT_EQ(answer->tokens, expected[number % kKinds]) << number;
     if (++done == 50) {

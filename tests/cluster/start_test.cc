@@ -113,7 +113,9 @@ double fraction_of(const std::string& body) {
 }
 
 TEST(StartTest, TheRouterShowsHowFarItsClusterIs) {
-  ProcessCluster cluster(2, {}, /*members=*/false);
+  ClusterShape shape;
+  shape.start_members = false;
+  ProcessCluster cluster(shape);
   cluster.start_router();
   const auto startup = [&] {
     auto answer = http_get(cluster.ops("router"), "/startupz");

@@ -110,6 +110,11 @@ class FakeScheduler : public SchedulerPort {
   void accept(RequestId id) {
     if (auto observer = find(id)) observer->on_accepted();
   }
+  // One that answers by itself refuses everything from now on.
+  void refuse_all(Status cause) {
+    std::lock_guard lock(mutex_);
+    refusal_ = std::move(cause);
+  }
   void refuse(RequestId id, const Status& cause) {
     if (auto observer = find(id)) observer->on_refused(cause);
   }
@@ -163,6 +168,14 @@ class FakeScheduler : public SchedulerPort {
         if (at == open_.end()) continue;
         Entry& entry = at->second;
         auto observer = entry.observer;
+        if (!refusal_.ok()) {
+          const Status cause = refusal_;
+          open_.erase(at);
+          lock.unlock();
+          observer->on_refused(cause);
+          lock.lock();
+          continue;
+        }
         const bool fresh = !std::exchange(entry.accepted, true);
         TokenEvent event;
         event.request = id;
@@ -205,6 +218,7 @@ class FakeScheduler : public SchedulerPort {
   std::vector<RequestId> cancelled_;
   std::vector<std::pair<RequestId, uint32_t>> cancelled_choices_;
   std::map<RequestId, Entry> open_;
+  Status refusal_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -231,5 +231,26 @@ TEST_F(GrpcTest, HealthAndReflection) {
               HasSubstr(service));
 }
 
+TEST_F(GrpcTest, ARefusalSaysWhenToTryAgain) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  const std::pair<Nanos, const char*> cases[] = {{0, ""}, {1, "1"}, {7300 * kMillisecond + 1, "7301"}};
+  for (const auto& [wait, told] : cases) {
+    scheduler.refuse_all(with_retry_after(resource_exhausted("the queue is full"), wait));
+    grpc::ClientContext unary, streaming;
+    v1::GenerateResponse response;
+    v1::GenerateChunk chunk;
+    EXPECT_EQ(stub->Generate(&unary, request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    const auto reader = stub->GenerateStream(&streaming, request);
+    EXPECT_FALSE(reader->Read(&chunk));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    for (const grpc::ClientContext* context : {&unary, &streaming}) {
+      const auto& trailing = context->GetServerTrailingMetadata();
+      const auto at = trailing.find("retry-after-ms");
+      EXPECT_EQ(at == trailing.end() ? "" : std::string(at->second.data(), at->second.size()), told);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace conclave::router

@@ -429,21 +429,19 @@ TEST(AdmissionTest, ARawPromptIsTextUnlessATrustedCallerSaysOtherwise) {
                   format_key_line(line_of("ck-bob", "bob", {0, 0, true})));
   const auto ask = [&](const std::string& more, const char* key) {
     return http_call(guarded.port(), "POST", "/v1/completions",
-                     R"({"prompt":"a<eos>b","max_tokens":1)" + more + "}", bearer(key));
+                     R"({"prompt":"a<eos>b","max_tokens":1,"return_token_ids":true)" + more + "}",
+                     bearer(key));
   };
-  size_t asked = 0;
+  const char* const as_text = "\"prompt_token_ids\":[97,60,101,111,115,62,98]";
   for (const char* key : {"ck-alice", "ck-bob"}) {
-    for (const char* more : {"", R"(,"allow_special_tokens":false)"}) {
-      EXPECT_EQ(ask(more, key).status, 200);
-      EXPECT_EQ(guarded.server->scheduler.wait_submitted(asked++).prompt, testing::byte_tokens("a<eos>b"));
-    }
+    for (const char* more : {"", R"(,"allow_special_tokens":false)"})
+      EXPECT_THAT(ask(more, key).body, HasSubstr(as_text));
   }
   const RawResponse r = ask(R"(,"allow_special_tokens":true)", "ck-alice");
   EXPECT_EQ(r.status, 403) << r.body;
   EXPECT_EQ(param_of(r), "allow_special_tokens");
-  EXPECT_EQ(ask(R"(,"allow_special_tokens":true)", "ck-bob").status, 200);
-  EXPECT_EQ(guarded.server->scheduler.wait_submitted(asked).prompt,
-            (std::vector<TokenId>{'a', testing::kEos, 'b'}));
+  EXPECT_THAT(ask(R"(,"allow_special_tokens":true)", "ck-bob").body,
+              HasSubstr("\"prompt_token_ids\":[97,256,98]"));
 
   // /tokenize shows what either would be.
   const auto tokens = [&](const std::string& more) {

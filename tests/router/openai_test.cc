@@ -298,5 +298,25 @@ TEST(OpenAi, OneFailedPromptEndsTheOthers) {
   EXPECT_TRUE(server.gateway.wait_idle(5 * kSecond));
 }
 
+// What the scheduler expects a client to wait, in whole seconds, rounded up; without it a short default.
+TEST(OpenAi, ARefusalSaysWhenToTryAgain) {
+  Server server;
+  const std::pair<Nanos, const char*> cases[] = {{0, "1"},
+                                                 {1, "1"},
+                                                 {kSecond, "1"},
+                                                 {kSecond + 1, "2"},
+                                                 {7300 * kMillisecond, "8"},
+                                                 {600 * kSecond, "600"}};
+  for (const auto& [wait, header] : cases) {
+    server.scheduler.refuse_all(with_retry_after(resource_exhausted("the queue is full"), wait));
+    for (const char* body : {R"({"prompt":"hi"})", R"({"prompt":"hi","stream":true})"}) {
+      const auto r = http_call(server.port, "POST", "/v1/completions", body);
+      EXPECT_EQ(r.status, 503) << r.body;
+      EXPECT_EQ(r.headers.at("retry-after"), header) << wait;
+      EXPECT_THAT(r.body, HasSubstr("the queue is full"));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace conclave::router

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Makes a seeded trace of requests for the scheduler's replay (bench/scheduler/replay_bench.cc).
 
-  make_trace.py --mix mixed|fairness [--seconds 300] [--load 1.0] [--seed 1] > trace.tsv
+  make_trace.py --mix mixed|fairness [--seconds 300] [--load 1.0] [--time-scale 1.0] [--seed 1] > trace.tsv
 
 One line a request, its fields separated by tabs:
 
@@ -12,15 +12,16 @@ One line a request, its fields separated by tabs:
 commas. The tokens of a segment are a function of its seed alone, so equal leading segments are a shared prefix;
 `answer` is the seed of the tokens that the request will generate, which a later turn's prompt contains as a segment.
 
-What is in a mix, at --load 1 (rates scale with it, nothing else does):
+What is in a mix, at --load 1 (rates scale with it, nothing else does). --time-scale 4 is for machines four times slower:
+every time, the seconds of the trace too, becomes four times as long.
 
   mixed     chat    0.12 sessions a second: one of 4 system prompts (300 to 900 tokens), 1 to 12 turns of 20 to 400
-                    tokens, answers of 20 to 500, think times of 12 s on average, 60 s of deadline
+                    tokens, answers of 20 to 500, think times of 12 s on average, a deadline of 20 to 60 s
             agent   0.02 sessions a second: one of 3 tool descriptions (3,000 to 6,000 tokens), 6 to 16 steps that each add
                     a tool's output of 100 to 900 tokens after 1.5 s, answers of 20 to 150
             batch   every 100 s 24 documents of 400 to 2,500 tokens under one instruction of 200, summaries of 100 to 250;
                     two bands below the others, no hurry
-  fairness  alice, bob, carol: requests of 100 to 400 tokens with answers of 40 to 160, 0.10, 0.15 and 0.20 a second
+  fairness  alice, bob, carol: requests of 100 to 400 tokens with answers of 40 to 160, 0.4, 0.8 and 1.6 a second
             flood: the same requests, 12 a second
 """
 
@@ -31,8 +32,9 @@ import sys
 
 
 class Trace:
-    def __init__(self, seed):
+    def __init__(self, seed, time_scale):
         self.random = random.Random(seed)
+        self.time_scale = time_scale
         self.lines = []
         self.next_seed = 1
 
@@ -47,8 +49,9 @@ class Trace:
         """Returns the request's number and its answer as a segment."""
         answer = (self.seed(), output)
         text = ",".join(f"{seed}:{length}" for seed, length in prompt)
-        self.lines.append(f"{tenant}\t{kind}\t{priority}\t{round(at * 1000)}\t{after}\t{round(delay * 1000)}\t"
-                          f"{round(deadline * 1000)}\t{output}\t{answer[0]}\t{text}")
+        ms = [round(1000 * self.time_scale * seconds) for seconds in (at, delay, deadline)]
+        self.lines.append(f"{tenant}\t{kind}\t{priority}\t{ms[0]}\t{after}\t{ms[1]}\t{ms[2]}\t{output}\t{answer[0]}\t"
+                          f"{text}")
         return len(self.lines) - 1, answer
 
     def between(self, low, high):
@@ -66,11 +69,12 @@ def chat(trace, rate, seconds):
     systems = [trace.segment(trace.between(300, 900)) for _ in range(4)]
     for at in trace.arrivals(rate, seconds):
         history = [trace.random.choice(systems)]
+        deadline = trace.random.uniform(20, 60)
         last = -1
         for turn in range(min(12, 1 + int(trace.random.expovariate(1 / 3.0)))):
             history.append(trace.segment(trace.between(20, 400)))
             when = {"at": at} if turn == 0 else {"after": last, "delay": 1 + trace.random.expovariate(1 / 11.0)}
-            last, answer = trace.add("chat", "chat", history, trace.between(20, 500), deadline=60, **when)
+            last, answer = trace.add("chat", "chat", history, trace.between(20, 500), deadline=deadline, **when)
             history.append(answer)
 
 
@@ -102,7 +106,7 @@ def mixed(trace, load, seconds):
 
 
 def fairness(trace, load, seconds):
-    for tenant, rate in (("alice", 0.10), ("bob", 0.15), ("carol", 0.20), ("flood", 12.0)):
+    for tenant, rate in (("alice", 0.4), ("bob", 0.8), ("carol", 1.6), ("flood", 12.0)):
         for at in trace.arrivals(rate * load, seconds):
             trace.add(tenant, "single", [trace.segment(trace.between(100, 400))], trace.between(40, 160), at=at)
 
@@ -112,11 +116,12 @@ def main():
     parser.add_argument("--mix", choices=("mixed", "fairness"), required=True)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--load", type=float, default=1.0)
+    parser.add_argument("--time-scale", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    if not (args.seconds > 0 and args.load > 0):
-        parser.error("--seconds and --load must be above 0")
-    trace = Trace(args.seed)
+    if not (args.seconds > 0 and args.load > 0 and args.time_scale > 0):
+        parser.error("--seconds, --load and --time-scale must be above 0")
+    trace = Trace(args.seed, args.time_scale)
     {"mixed": mixed, "fairness": fairness}[args.mix](trace, args.load, args.seconds)
     sys.stdout.write("# tenant kind priority at after delay_ms deadline_ms output answer prompt\n")
     sys.stdout.write("\n".join(trace.lines) + "\n")

@@ -1,0 +1,87 @@
+#include "cli/cluster_control.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace conclave::cli {
+namespace {
+
+constexpr std::chrono::seconds kCallLimit(5);
+
+}  // namespace
+
+void add_scheduler_flag(CLI::App& command, std::string& address) {
+  command.add_option("--scheduler", address, "The scheduler's address")
+      ->envname("CONCLAVE_SCHEDULER_ADDRESS")
+      ->capture_default_str();
+}
+
+ClusterControl::ClusterControl(std::string scheduler)
+    : scheduler_(std::move(scheduler)),
+      stub_(v1::Cluster::NewStub(grpc::CreateChannel(scheduler_, grpc::InsecureChannelCredentials()))) {}
+
+Status ClusterControl::explain(int code, const std::string& message) const {
+  if (code == grpc::StatusCode::NOT_FOUND || code == grpc::StatusCode::FAILED_PRECONDITION) {
+    return make_status(static_cast<StatusCode>(code), message);
+  }
+  return unavailable("no scheduler answers at " + scheduler_ + " (" + message +
+                     "); name its address with --scheduler, as `conclave up` printed it");
+}
+
+StatusOr<v1::StatusReply> ClusterControl::status() {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
+  v1::StatusReply reply;
+  const grpc::Status status = stub_->Status(&context, {}, &reply);
+  if (!status.ok()) return explain(status.error_code(), status.error_message());
+  return reply;
+}
+
+Status ClusterControl::drain(uint64_t incarnation) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
+  v1::DrainRequest request;
+  request.set_incarnation(incarnation);
+  v1::DrainReply reply;
+  const grpc::Status status = stub_->Drain(&context, request, &reply);
+  return status.ok() ? OkStatus() : explain(status.error_code(), status.error_message());
+}
+
+const char* role_name(v1::Role role) {
+  switch (role) {
+    case v1::ROLE_ROUTER:
+      return "router";
+    case v1::ROLE_ATTENTION:
+      return "attention";
+    case v1::ROLE_EXPERT:
+      return "expert";
+    default:
+      return "unknown";
+  }
+}
+
+StatusOr<v1::MemberStatus> find_member(const v1::StatusReply& cluster, const std::string& id) {
+  std::vector<const v1::MemberStatus*> named;
+  std::string names;
+  for (const v1::MemberStatus& member : cluster.members()) {
+    if (std::to_string(member.incarnation()) == id) return member;
+    if (member.name() == id) named.push_back(&member);
+    names += (names.empty() ? "" : ", ") + member.name();
+  }
+  if (named.size() == 1) return *named.front();
+  if (named.empty()) {
+    return not_found("no member is called " + id + "; there are: " + (names.empty() ? "none" : names));
+  }
+  std::string incarnations;
+  for (const auto* member : named) {
+    incarnations += (incarnations.empty() ? "" : ", ") + std::to_string(member->incarnation());
+  }
+  return invalid_argument(std::to_string(named.size()) + " members are called " + id +
+                          "; name one by its incarnation: " + incarnations);
+}
+
+}  // namespace conclave::cli
