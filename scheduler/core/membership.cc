@@ -127,6 +127,7 @@ Member& Membership::add(SessionId session, Hello hello, TimePoint now) {
                         hello.num_experts, hello.max_positions,     hello.vocab_size};
   }
   CONCLAVE_CHECK(by_incarnation_.emplace(hello.incarnation, session).second);
+  next_timer_ = 0;
   Member member;
   member.session = session;
   member.hello = std::move(hello);
@@ -140,6 +141,7 @@ void Membership::remove(SessionId session) {
   const auto it = members_.find(session);
   CONCLAVE_CHECK(it != members_.end());
   const Incarnation incarnation = it->second.hello.incarnation;
+  next_timer_ = 0;
   by_incarnation_.erase(incarnation);
   members_.erase(it);
   fenced_.insert(incarnation);
@@ -166,6 +168,7 @@ bool Membership::fenced(Incarnation incarnation) const {
 }
 
 void Membership::heard(Member& member, TimePoint now) {
+  if (member.suspect) next_timer_ = 0;
   member.last_heard = now;
   member.suspect = false;
 }
@@ -175,6 +178,7 @@ void Membership::trouble(Member& shard, const std::string& cause, TimePoint now)
     shard.troubles = 0;
     shard.trouble_since = now;
   }
+  next_timer_ = 0;
   ++shard.troubles;
   shard.last_trouble = now;
   shard.trouble = cause;
@@ -198,6 +202,7 @@ bool Membership::data_plane_dead(const Member& member) const {
 }
 
 uint32_t Membership::check_leases(TimePoint now, std::vector<DeadMember>& dead) {
+  next_timer_ = 0;
   uint32_t new_suspects = 0;
   for (auto& [session, member] : members_) {
     const Nanos silent = now - member.last_heard;
@@ -230,6 +235,7 @@ uint32_t Membership::loaded_permille() const {
 }
 
 TimePoint Membership::next_timer() const {
+  if (next_timer_ > 0) return next_timer_;
   TimePoint next = kNever;
   for (const auto& [session, member] : members_) {
     if (data_plane_dead(member)) return 0;
@@ -237,6 +243,7 @@ TimePoint Membership::next_timer() const {
         member.suspect ? kNever : member.last_heard + options_.lease_ms * kMillisecond;
     next = std::min({next, suspect_at, dead_at(member)});
   }
+  next_timer_ = next;
   return next;
 }
 

@@ -75,6 +75,7 @@ class Membership {
   void extend_leases(Nanos by);
   // Marks suspects (returning how many are new) and lists the dead, who stay until they are removed.
   uint32_t check_leases(TimePoint now, std::vector<DeadMember>& dead);
+  // When check_leases is due at the latest: not later than needed, at times earlier.
   TimePoint next_timer() const;
   // FleetInfo::loaded_permille.
   uint32_t loaded_permille() const;
@@ -89,6 +90,8 @@ class Membership {
   std::map<Incarnation, SessionId> by_incarnation_;
   std::optional<FleetModel> model_;
   std::set<Incarnation> fenced_;
+  // A lower bound of what next_timer finds; who is heard only moves it. 0: to be found again.
+  mutable TimePoint next_timer_ = 0;
   Incarnation fence_floor_;  // everything up to here is fenced unless it is a member
 };
 
