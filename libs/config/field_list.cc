@@ -118,6 +118,45 @@ void FieldList::boolean(std::string key, bool& member, std::string doc) {
   field.get = [&member] { return std::string(member ? "true" : "false"); };
 }
 
+void FieldList::weights(std::string key, std::map<std::string, uint32_t>& member, uint32_t low, uint32_t high,
+                        std::string doc) {
+  ConfigField& field = add(std::move(key), FieldKind::kText, "a list of NAME=NUMBER", "", std::move(doc));
+  field.range = "NAME=" + std::to_string(low) + " .. " + std::to_string(high) + ", ...";
+  field.set = [&member, low, high](const std::string& value) -> Status {
+    std::map<std::string, uint32_t> parsed;
+    std::string_view rest = value;
+    const auto trim = [](std::string_view text) {
+      while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+      while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+      return text;
+    };
+    while (!trim(rest).empty()) {
+      const size_t comma = std::min(rest.find(','), rest.size());
+      const std::string_view entry = trim(rest.substr(0, comma));
+      rest.remove_prefix(std::min(comma + 1, rest.size()));
+      const size_t equals = entry.rfind('=');
+      const std::string name(trim(entry.substr(0, std::min(equals, entry.size()))));
+      if (equals == std::string_view::npos || name.empty())
+        return invalid_argument(shown(std::string(entry)) + " is not NAME=NUMBER");
+      const std::string number(trim(entry.substr(equals + 1)));
+      ASSIGN_OR_RETURN(const uint64_t weight, parse_unsigned(number));
+      if (weight < low || weight > high)
+        return out_of_range(number, std::to_string(low), std::to_string(high));
+      if (!parsed.emplace(name, static_cast<uint32_t>(weight)).second)
+        return invalid_argument(shown(name) + " comes twice");
+    }
+    member = std::move(parsed);
+    return OkStatus();
+  };
+  field.get = [&member] {
+    std::string out;
+    for (const auto& [name, weight] : member) {
+      out += (out.empty() ? "" : ",") + name + "=" + std::to_string(weight);
+    }
+    return out;
+  };
+}
+
 void FieldList::real(std::string key, double& member, double low, double high, std::string unit,
                      std::string doc) {
   ConfigField& field = add(std::move(key), FieldKind::kNumber, "a number", std::move(unit), std::move(doc));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,9 @@ class FieldList {
   void text(std::string key, std::string& member, std::string doc);
   // host:port; `optional` allows an empty value.
   void address(std::string key, std::string& member, bool optional, std::string doc);
+  // "alice=3,bob=2": whole numbers by name.
+  void weights(std::string key, std::map<std::string, uint32_t>& member, uint32_t low, uint32_t high,
+               std::string doc);
   void boolean(std::string key, bool& member, std::string doc);
   void real(std::string key, double& member, double low, double high, std::string unit, std::string doc);
   void bytes(std::string key, uint64_t& member, uint64_t low, uint64_t high, std::string doc);

@@ -35,7 +35,24 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   count("max_inbox_submissions", o.max_inbox_submissions, 10'000'000, "requests",
         "Submissions received and not yet looked at; past it they get RESOURCE_EXHAUSTED.");
   count("max_running_requests", o.max_running_requests, 1'000'000, "requests",
-        "Requests running on all workers together; further ones wait.");
+        "Sequences running on all workers together; further ones wait.");
+  f.integer<uint32_t>("queue_reserve_percent", o.queue_reserve_percent, 0, 90, "%",
+                      "The last part of the queue, for tenants that hold less than that of it; as much again "
+                      "for each step of priority below the default is closed to such requests.");
+  f.integer<uint32_t>("band_aging_ms", o.band_aging_ms, 0, 86'400'000, "ms",
+                      "A request that waits rises by one step of priority in this time; 0: it does not.");
+  f.boolean(
+      "fair_tenants", o.fair_tenants,
+      "Tenants of one priority take turns by the tokens they were served; else the order is by arrival.");
+  f.weights("tenant_weights", o.tenant_weights, 1, 1000,
+            "Shares of tenants in contention; 1 for those not named.");
+  f.integer<uint32_t>("max_idle_tenants", o.max_idle_tenants, 0, 1'000'000, "tenants",
+                      "Tenants without requests whose service is remembered.");
+  f.boolean("deadline_order", o.deadline_order,
+            "Within a tenant the earliest deadline goes first; else the earliest arrival.");
+  f.integer<uint32_t>("default_due_ms", o.default_due_ms, 1, 86'400'000, "ms",
+                      "For that order a request is due at its deadline, or so long after its arrival if that "
+                      "is earlier.");
   count("step_token_budget", o.step_token_budget, 65536, "tokens",
         "Rows of one plan; a worker with a lower max_batch_tokens gets fewer.");
   count("prefill_chunk_tokens", o.prefill_chunk_tokens, 65536, "tokens", "Rows of one prompt in one plan.");
@@ -43,6 +60,18 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
         "Sequences on one worker at a time.");
   count("steps_in_flight", o.steps_in_flight, 16, "plans",
         "Plans a worker holds: the next is planned while one runs.");
+  f.integer<uint32_t>("itl_target_ms", o.itl_target_ms, 0, 600'000, "ms",
+                      "Prefill beside decodes is cut so that a step takes no longer than this, or than twice "
+                      "its decodes alone; 0: only step_token_budget counts.");
+  count("min_prefill_tokens", o.min_prefill_tokens, 65536, "tokens",
+        "Prefill that goes with every step, however slow it is.");
+  f.boolean(
+      "preemption", o.preemption,
+      "Sequences start before there is room for all they may generate, and the least important one gives "
+      "its pages back when there is none left.");
+  f.integer<uint32_t>("admission_reserve_tokens", o.admission_reserve_tokens, 0, 1'000'000, "tokens",
+                      "Room beyond its known tokens with which a sequence starts; doubles each time it was "
+                      "preempted.");
   f.boolean(
       "prefix_cache", o.prefix_cache,
       "Keep pages of prompts and answers, while nobody needs their room, for requests that begin alike.");

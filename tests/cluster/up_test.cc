@@ -128,5 +128,46 @@ TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
   for (pid_t child : last) EXPECT_NE(::kill(child, 0), 0) << child << " is left behind";
 }
 
+// Ctrl-C lets open streams end, since the router goes first; a second one does not wait for them.
+TEST(UpTest, OneSignalLetsOpenStreamsEndAndTwoDoNot) {
+  for (const bool twice : {false, true}) {
+    const std::string name = ClusterEnvironment::directory() + (twice ? "/twice" : "/once");
+    Process up = Process::start("conclave",
+                                {"up", "--model", ClusterEnvironment::model(), "--http", "127.0.0.1:0",
+                                 "--grpc", "127.0.0.1:0", "--ready-file", name + ".ready"},
+                                name + ".log");
+    ASSERT_TRUE(eventually([&] { return !file_text(name + ".ready").empty() || !up.running(); })) << up.log();
+    std::string address = file_text(name + ".ready");
+    ASSERT_TRUE(address.starts_with("http://")) << up.log();
+    address = address.substr(7, address.find_last_not_of("\n/") - 6);
+    const uint32_t kStreams = 4, kTokens = twice ? 1800 : 300;
+    std::vector<std::string> answers(kStreams);
+    std::vector<std::thread> clients;
+    std::atomic<uint32_t> ended{0};
+    for (uint32_t i = 0; i < kStreams; ++i) {
+      clients.emplace_back([&, i] {
+        answers[i] = complete(address, i, kTokens, true);
+        ++ended;
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(80));  // somewhere inside the streams
+    const std::vector<pid_t> last = children(up.pid(), "");
+    const TimePoint begin = steady_now();
+    up.signal(SIGINT);
+    EXPECT_LT(ended, kStreams) << "the streams were over before the signal";
+    if (twice) {
+      EXPECT_FALSE(up.wait(100 * kMillisecond).has_value());
+      up.signal(SIGINT);
+    }
+    EXPECT_EQ(up.wait(30 * kSecond), 0) << up.log();
+    EXPECT_LT(steady_now() - begin, (twice ? 8 : 30) * kSecond);
+    for (std::thread& client : clients) client.join();
+    for (size_t i = 0; !twice && i < kStreams; ++i) {
+      EXPECT_THAT(answers[i], ::testing::Not(HasSubstr("failed: ")));
+    }
+    for (pid_t child : last) EXPECT_NE(::kill(child, 0), 0) << child << " is left behind";
+  }
+}
+
 }  // namespace
 }  // namespace conclave

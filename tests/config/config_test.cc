@@ -54,6 +54,27 @@ TEST(ConfigTest, ReadsEveryKindOfValue) {
   EXPECT_EQ(c.transport.kind, TransportKind::kLoopback);
 }
 
+TEST(ConfigTest, WeightsAreNumbersByName) {
+  auto parsed = parse_config("scheduler:\n  tenant_weights: alice=3, b@c.d=1000\n", "c.yaml", {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const std::map<std::string, uint32_t> want = {{"alice", 3}, {"b@c.d", 1000}};
+  EXPECT_EQ(parsed->config.scheduler.options.tenant_weights, want);
+  auto again = parse_config(config_to_yaml(parsed->config), "c.yaml", {});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->config.scheduler.options.tenant_weights, want);
+  for (const auto& [text, why] : std::map<std::string, std::string>{{"alice", "not NAME=NUMBER"},
+                                                                    {"a=1,,b=2", "not NAME=NUMBER"},
+                                                                    {"=4", "not NAME=NUMBER"},
+                                                                    {"a=0", "1 to 1000"},
+                                                                    {"a=1001", "1 to 1000"},
+                                                                    {"a=x", "x"},
+                                                                    {"a=1,a=2", "twice"}}) {
+    EXPECT_THAT(error_of("scheduler:\n  tenant_weights: '" + text + "'\n"),
+                AllOf(HasSubstr("tenant_weights"), HasSubstr(why)))
+        << text;
+  }
+}
+
 TEST(ConfigTest, AnUnknownKeyNamesLineAndNearestKey) {
   EXPECT_EQ(error_of("model:\n  path: /m\nscheduler:\n  lisen: 127.0.0.1:1\n"),
             "c.yaml:4: unknown key 'scheduler.lisen'; did you mean 'listen'?");
@@ -167,7 +188,7 @@ TEST(ConfigTest, WrittenYamlReadsBackEqualForEveryKey) {
   for (const ConfigField& field : config_fields(changed)) {
     const std::string before = field.get();
     for (const char* candidate : {"127.0.0.1:1234", "f32", "loopback", "debug", "true", "false", "7", "4096",
-                                  "77777", "5MiB", "a \"quoted\\ path: # x"}) {
+                                  "a=2", "77777", "5MiB", "a \"quoted\\ path: # x"}) {
       if (field.set(candidate).ok() && field.get() != before) break;
     }
     EXPECT_NE(field.get(), before) << field.name();
