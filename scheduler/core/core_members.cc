@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "libs/base/check.h"
 #include "scheduler/core/core.h"
@@ -40,12 +41,14 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   const char* unexpected = nullptr;
   if (const auto* heartbeat = std::get_if<Heartbeat>(&event.message)) {
     member->epoch_in_use = heartbeat->epoch;
-    if (heartbeat->loaded_permille) member->loaded_permille = *heartbeat->loaded_permille;
+    const uint32_t loaded = heartbeat->loaded_permille.value_or(member->loaded_permille);
+    if (std::exchange(member->loaded_permille, loaded) != loaded) all_due_ = true;
   } else if (auto* result = std::get_if<StepResult>(&event.message)) {
     if (worker) return on_step_result(*member, *result, now);
     unexpected = "a shard reported the result of a step";
   } else if (const auto* ready = std::get_if<PlacementReady>(&event.message)) {
     member->loaded_permille = 1000;
+    all_due_ = true;
     if (!worker) return placement_.shard_ready(member->hello.incarnation, ready->epoch);
     unexpected = "a worker reported a placement as ready";
   } else if (const auto* trouble = std::get_if<PeerTrouble>(&event.message)) {
