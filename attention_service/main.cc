@@ -27,8 +27,14 @@ Status run(Service& service) {
       loaded.settings, [&](Executor& executor, ExpertTransport& transport, kernels::Context kernels) {
         return Worker::create(executor, transport, loaded.model->spec, loaded.model->dense, kernels, options);
       });
+  const uint64_t bytes = WeightWarmer(loaded.model->dense).total();
+  const auto step = [&member, bytes] {
+    const uint64_t warmed = member.metrics().weight_bytes_warmed;
+    return StartupStep{warmed < bytes ? "reading weights" : "",
+                       bytes == 0 ? 1.0 : static_cast<double>(warmed) / static_cast<double>(bytes)};
+  };
   return serve_member<Worker, WorkerMetrics>(
-      service, member, {config.attention.drain_time, "joining the cluster", nullptr},
+      service, member, {config.attention.drain_time, "joining the cluster", step},
       [&](const WorkerMetrics& seen, MetricSink& sink) { export_metrics(seen, options.kv_blocks, sink); });
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <mutex>
 
 #include "attention_service/core/kv_store.h"
 #include "cli/progress.h"
@@ -56,23 +58,49 @@ Status run_in_process(const ClusterConfig& config, const std::function<Status()>
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   log_threshold(LogLevel::kWarn);  // the terminal belongs to the person who started us
 
+  MetricsRegistry metrics;
+  StartupProgress startup;
+  OpsServer::Hooks hooks;
+  hooks.metrics = &metrics;
+  hooks.startup = &startup;
+  std::mutex mutex;
+  router::RouterServer* shown = nullptr;  // guarded by mutex: the router, while there is one
+  hooks.readiness = [&] {
+    std::lock_guard lock(mutex);
+    return shown == nullptr ? Readiness{{"starting"}} : shown->readiness();
+  };
+  // The operations port comes first, so that a slow start can be watched.
+  ASSIGN_OR_RETURN(const auto ops, OpsServer::start(config.router.ops_listen, hooks));
+  startup.set("mapping the weights", config.model.path, 0.01);
   show_line("loading " + config.model.path);
   auto options = cluster_options(config);
   RETURN_IF_ERROR(options.status());
   auto cluster = LocalCluster::load(config.model.path, *std::move(options));
   clear_line();
   RETURN_IF_ERROR(cluster.status());
-  MetricsRegistry metrics;
+  startup.set("loading the tokenizer and the chat template", config.model.path, 0.02);
   ASSIGN_OR_RETURN(const auto text, router::load_model_text(config.model.path, config.router));
   ModelSpec spec = (*cluster)->spec();
   if (!config.model.name.empty()) spec.name = config.model.name;
   ASSIGN_OR_RETURN(const auto server,
                    router::RouterServer::start(config.router, spec, (*cluster)->port(), *text, &metrics));
-  OpsServer::Hooks hooks;
-  hooks.metrics = &metrics;
-  hooks.readiness = [&] { return server->readiness(); };
-  ASSIGN_OR_RETURN(const auto ops, OpsServer::start(config.router.ops_listen, hooks));
-  RETURN_IF_ERROR((*cluster)->wait_ready(config.supervisor.start_deadline));
+  const auto show = [&](router::RouterServer* now) {
+    std::lock_guard lock(mutex);
+    shown = now;
+  };
+  show(server.get());
+  const std::shared_ptr<void> hidden(nullptr, [&show](void*) { show(nullptr); });
+  startup.follow([&](StartupProgress& progress) {
+    std::lock_guard lock(mutex);
+    if (shown == nullptr) return;
+    const Readiness now = shown->readiness();
+    if (now.ready()) return progress.done();
+    const StartupStep step = shown->startup_step();
+    progress.set(step.phase, now.reasons.front(), step.fraction);
+  });
+  // The fleet whole, and a token through all of it.
+  RETURN_IF_ERROR(server->wait_ready(config.supervisor.start_deadline));
+  startup.done();
   RETURN_IF_ERROR(ready());
 
   int signal_number = 0;

@@ -28,8 +28,9 @@ Status run(Service& service) {
       });
   const auto warm = [&member] {
     const ShardMetrics seen = member.metrics();
-    if (seen.held_experts == 0) return -1.0;
-    return 1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts);
+    if (seen.held_experts == 0) return StartupStep{};
+    return StartupStep{"",
+                       1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts)};
   };
   return serve_member<Shard, ShardMetrics>(
       service, member, {config.experts.drain_time, "warming experts", warm},

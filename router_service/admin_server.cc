@@ -51,16 +51,10 @@ class AdminServerImpl : public AdminServer {
   Status listen(std::string_view where) {
     http::HttpServerOptions options;
     options.listen = where;
-    options.limits.max_body_bytes = 1024;
-    options.limits.max_header_bytes = 8 << 10;
     options.limits.max_connections = 16;
     options.error_body = http_error;
-    auto server = http::HttpServer::start(
-        std::move(options), [this](http::Request& request, std::shared_ptr<http::Exchange> exchange) {
-          exchange->respond(answer(request));
-        });
-    if (!server.ok()) return server.status();
-    server_ = std::move(server).value();
+    ASSIGN_OR_RETURN(server_, http::HttpServer::start_small(
+                                  std::move(options), [this](const http::Request& r) { return answer(r); }));
     return OkStatus();
   }
 

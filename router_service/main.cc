@@ -31,12 +31,12 @@ Status run(Service& service) {
   }
   // The operations port comes first, so that a slow start can be watched.
   RETURN_IF_ERROR(service.start_ops(config.router.ops_listen, "router.ops_listen"));
-  service.startup().set("reading the model's configuration", config.model.path, 0.1);
+  service.startup().set("reading the model's configuration", config.model.path, 0.01);
   ASSIGN_OR_RETURN(ModelSpec model, read_model_spec(config.model.path));
   if (!config.model.name.empty()) model.name = config.model.name;
-  service.startup().set("loading the tokenizer and the chat template", config.model.path, 0.2);
+  service.startup().set("loading the tokenizer and the chat template", config.model.path, 0.02);
   ASSIGN_OR_RETURN(const auto text, load_model_text(config.model.path, config.router));
-  service.startup().set("listening", config.router.http_listen, 0.9);
+  service.startup().set("listening", config.router.http_listen, 0.04);
   rpc::ClientOptions control = config.control;
   control.target = config.scheduler.connect_address();
   rpc::SchedulerClient scheduler(control, service.name(), service.incarnation());
@@ -50,7 +50,7 @@ Status run(Service& service) {
   if (!server->grpc_address().empty()) addresses.push_back({"grpc", server->grpc_address()});
   if (!server->admin_address().empty()) addresses.push_back({"admin", server->admin_address()});
   const auto reload = service.on_hangup([&server] { server->reload_keys(); });
-  service.started(addresses, "waiting for the cluster");
+  service.started(addresses, "waiting for the cluster", [&server] { return server->startup_step(); });
   service.wait_for_stop();
   Service::limit_end(config.router.drain_time + 5 * kSecond);
   server->drain();

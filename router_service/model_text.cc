@@ -44,8 +44,9 @@ StatusOr<std::unique_ptr<ModelText>> ModelText::load(const std::string& model_di
   return out;
 }
 
-StatusOr<std::vector<TokenId>> ModelText::encode(std::string_view text) const {
-  return tokenizer_->encode(text, text::SpecialTokens::kParse);
+StatusOr<std::vector<TokenId>> ModelText::encode(std::string_view text, bool special_tokens) const {
+  return tokenizer_->encode(text,
+                            special_tokens ? text::SpecialTokens::kParse : text::SpecialTokens::kAsText);
 }
 
 StatusOr<gateway::EncodedChat> ModelText::encode_chat(const gateway::ChatPrompt& chat,

@@ -17,17 +17,19 @@ namespace conclave::router {
 class ModelText : public gateway::TextCodec {
  public:
   // Reads tokenizer.json and the template of a checkpoint directory, and starts the template's processes. A
-  // directory without a template, or with one that renders no user's text, is fine; `no_template` then says why
-  // chats will be refused.
+  // directory without a template, or with one that renders no user's text, is fine; `no_template` then says
+  // why chats will be refused.
   static StatusOr<std::unique_ptr<ModelText>> load(const std::string& model_dir,
                                                    text::ChatTemplateOptions options,
                                                    std::string* no_template = nullptr);
 
-  StatusOr<std::vector<TokenId>> encode(std::string_view text) const override;
+  StatusOr<std::vector<TokenId>> encode(std::string_view text, bool special_tokens) const override;
   StatusOr<gateway::EncodedChat> encode_chat(const gateway::ChatPrompt& chat,
                                              TimePoint deadline) const override;
   std::unique_ptr<text::TokenDecoder> decoder(bool skip_special) const override;
-  std::string token_bytes(TokenId token) const override { return std::string(tokenizer_->token_bytes(token)); }
+  std::string token_bytes(TokenId token) const override {
+    return std::string(tokenizer_->token_bytes(token));
+  }
   std::string decode(const std::vector<TokenId>& tokens, bool skip_special) const override {
     return tokenizer_->decode(tokens, skip_special);
   }

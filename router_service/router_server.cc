@@ -19,32 +19,24 @@ namespace conclave::router {
 namespace {
 
 constexpr Nanos kReadinessPeriod = 100 * kMillisecond;  // how stale the gRPC health service may be
-constexpr int kKeysEvery = 10;                          // of those periods: a look at the file of keys
+// Fractions of a start: the router's own part, then the fleet's weights, then the token through all of it.
+constexpr double kFleetBegins = 0.05;
+constexpr double kWarmUpBegins = 0.95;
+constexpr int kKeysEvery = 10;  // of those periods: a look at the file of keys
 
 void log_access(const door::AccessLine& line) {
   const auto ms = [](Nanos time) { return static_cast<double>(time) / kMillisecond; };
-  if (line.to_first_token < 0) {
-    log_info("request", {{"protocol", line.protocol},
-                         {"request_id", line.request_id},
-                         {"tenant", line.tenant},
-                         {"route", line.route},
-                         {"status", line.status},
-                         {"outcome", line.outcome},
-                         {"prompt_tokens", line.prompt_tokens},
-                         {"completion_tokens", line.completion_tokens},
-                         {"total_ms", ms(line.total)}});
-    return;
-  }
-  log_info("request", {{"protocol", line.protocol},
-                       {"request_id", line.request_id},
-                       {"tenant", line.tenant},
-                       {"route", line.route},
-                       {"status", line.status},
-                       {"outcome", line.outcome},
-                       {"prompt_tokens", line.prompt_tokens},
-                       {"completion_tokens", line.completion_tokens},
-                       {"ttft_ms", ms(line.to_first_token)},
-                       {"total_ms", ms(line.total)}});
+  std::vector<LogField> fields = {{"protocol", line.protocol},
+                                  {"request_id", line.request_id},
+                                  {"tenant", line.tenant},
+                                  {"route", line.route},
+                                  {"status", line.status},
+                                  {"outcome", line.outcome},
+                                  {"prompt_tokens", line.prompt_tokens},
+                                  {"completion_tokens", line.completion_tokens}};
+  if (line.to_first_token >= 0) fields.emplace_back("ttft_ms", ms(line.to_first_token));
+  fields.emplace_back("total_ms", ms(line.total));
+  log(LogLevel::kInfo, "request", fields);
 }
 
 door::FrontDoorOptions door_options(const RouterConfig& config) {
@@ -201,6 +193,23 @@ class RouterServerImpl : public RouterServer {
     return why.empty() ? Readiness{} : Readiness{{why}};
   }
 
+  Status wait_ready(Nanos limit) override {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, std::chrono::nanoseconds(limit), [this] { return serving_ || stopping_; }) &&
+        serving_)
+      return OkStatus();
+    lock.unlock();
+    const Readiness now = readiness();
+    return unavailable(now.ready() ? "the router is shutting down" : now.reasons.front());
+  }
+
+  StartupStep startup_step() const override {
+    const FleetInfo fleet = gateway_.fleet();
+    if (fleet.ready) return {"warming up", kWarmUpBegins};
+    return {fleet.loaded_permille == 0 ? "waiting for the cluster" : "loading weights",
+            kFleetBegins + (kWarmUpBegins - kFleetBegins) * fleet.loaded_permille / 1000};
+  }
+
   void drain() override {
     gateway_.begin_drain();
     stop_watching();
@@ -244,15 +253,16 @@ class RouterServerImpl : public RouterServer {
   // with the file of keys, which may lie on any kind of file system and be replaced by renames and links.
   void watch() {
     std::unique_lock lock(mutex_);
-    bool serving = false;
     for (int round = 0; !stopping_; ++round) {
+      const bool serving = serving_;
       lock.unlock();
       warm_up_.poll(steady_now());
       const bool ready = readiness().ready();
       if (grpc_ && ready != serving) grpc_->set_serving(ready);
-      serving = ready;
       if (round % kKeysEvery == 0) look_at_keys();
       lock.lock();
+      serving_ = ready;
+      if (ready) changed_.notify_all();
       changed_.wait_for(lock, std::chrono::nanoseconds(kReadinessPeriod), [this] { return stopping_; });
     }
   }
@@ -331,9 +341,10 @@ class RouterServerImpl : public RouterServer {
   std::unique_ptr<door::FrontDoor> door_;  // before the gateway: requests hold visits of it
   gateway::Gateway gateway_;
   WarmUp warm_up_;
-  mutable std::mutex mutex_;  // http_ (against the collector), stopping_
+  mutable std::mutex mutex_;  // http_ (against the collector), stopping_, serving_
   std::condition_variable changed_;
   bool stopping_ = false;
+  bool serving_ = false;  // whether the watcher found it ready
   std::unique_ptr<HttpFront> http_;
   std::unique_ptr<GrpcFront> grpc_;
   std::unique_ptr<AdminServer> admin_;

@@ -38,6 +38,10 @@ class RouterServer {
   virtual void reload_keys() = 0;
   // Why requests would be refused now. Any thread.
   virtual Readiness readiness() const = 0;
+  // Until the fleet is whole and warm; UNAVAILABLE with the reason after `limit`. Any thread.
+  virtual Status wait_ready(Nanos limit) = 0;
+  // How far the start is, for /startupz: the fleet's weights, then the warm-up. Any thread.
+  virtual StartupStep startup_step() const = 0;
   // Refuses new requests, lets those in progress finish within config.drain_time, ends what is left. Blocks.
   virtual void drain() = 0;
 };

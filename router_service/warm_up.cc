@@ -7,12 +7,25 @@
 #include "libs/base/random.h"
 
 namespace conclave::router {
+namespace {
+constexpr uint64_t kNone = ~uint64_t{0};  // no set of shards
+
+// Tokens that go through each expert twice.
+uint32_t rows_through_all(const ModelSpec& model) {
+  const uint32_t top_k = std::max(1u, model.experts_per_token);
+  return 2 * ((model.num_experts + top_k - 1) / top_k);
+}
+
+}  // namespace
 
 struct WarmUp::State {
   std::mutex mutex;
   // guarded:
   bool warm = false;
-  RequestId running;  // {}: none
+  uint64_t shard_set = kNone;    // FleetInfo's, that the last good attempt went through
+  uint64_t seen_set = kNone;     // that the fleet had when it was looked at last; kNone: it was not whole
+  uint64_t running_set = kNone;  // that the running attempt goes through
+  RequestId running;             // {}: none
   std::string failure;
   TimePoint begun = 0;
   TimePoint not_before = 0;
@@ -40,9 +53,13 @@ class WarmUp::Observer : public RequestObserver {
     if (state_->running != id_) return;
     state_->running = RequestId{};
     state_->failure = failure;
-    state_->warm = failure.empty();
     state_->not_before = now + retry_;
-    if (state_->warm) state_->duration = now - state_->begun;
+    if (!failure.empty()) return;
+    state_->duration = now - state_->begun;
+    state_->shard_set = state_->running_set;
+    state_->not_before = now;
+    // Shards that joined meanwhile have not been warmed: there will be another attempt.
+    if (state_->seen_set == state_->shard_set) state_->warm = true;
   }
 
   const std::shared_ptr<State> state_;
@@ -53,6 +70,7 @@ class WarmUp::Observer : public RequestObserver {
 WarmUp::WarmUp(SchedulerPort& scheduler, const ModelSpec& model, uint32_t vocab_limit, WarmUpOptions options)
     : scheduler_(scheduler),
       vocab_(std::max(1u, std::min(vocab_limit, model.vocab_size))),
+      rows_(std::max(options.prompt_tokens, rows_through_all(model))),
       max_positions_(model.max_positions),
       options_(options),
       state_(std::make_shared<State>()) {}
@@ -74,23 +92,29 @@ void WarmUp::poll(TimePoint now) {
     if (!fleet.ready) {
       // An attempt in progress goes on: it may yet end when the fleet is whole again.
       state_->warm = false;
+      state_->shard_set = state_->seen_set = kNone;
       return;
     }
-    if (state_->warm || state_->running != RequestId{} || now < state_->not_before) return;
+    state_->seen_set = fleet.shard_set;
+    const bool through_all = state_->shard_set == fleet.shard_set;
+    if (through_all) state_->warm = true;
+    if (through_all || state_->running != RequestId{} || now < state_->not_before) return;
     request.id = RequestId{system_random_u64(), system_random_u64()};
     state_->running = request.id;
+    state_->running_set = fleet.shard_set;
     state_->begun = now;
     ++state_->attempts;
   }
   const uint32_t limit =
       fleet.max_positions > 0 ? std::min(fleet.max_positions, max_positions_) : max_positions_;
-  const uint32_t count = std::max(1u, std::min(options_.prompt_tokens, limit - 1));
+  const uint32_t count = std::max(1u, std::min(rows_, limit - 1));
   for (uint32_t i = 0; i < count; ++i)
     request.prompt.push_back(static_cast<TokenId>(static_cast<uint64_t>(i) * vocab_ / count));
   request.sampling.temperature = 0;
   request.sampling.max_tokens = 1;
   request.sampling.ignore_eos = true;
   request.sampling.vocab_limit = vocab_;
+  request.sampling.every_expert = true;
   request.time_left = options_.deadline;
   auto observer = std::make_shared<Observer>(state_, request.id, options_.retry);
   scheduler_.submit(std::move(request), std::move(observer));

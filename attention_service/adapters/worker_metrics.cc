@@ -26,6 +26,7 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
   gauge("conclave_attention_sequences", "Sequences held", m.sequences);
   gauge("conclave_attention_queued_plans", "Plans waiting behind the running one", m.queued_plans);
   gauge("conclave_attention_kv_blocks", "Pages of the KV cache", kv_blocks);
+  counter("conclave_attention_warmed_weight_bytes_total", "Weights read at the start", m.weight_bytes_warmed);
   time("conclave_attention_compute_seconds_total", "Busy time of steps", m.compute_ns);
   time("conclave_attention_expert_wait_seconds_total", "Time of steps spent waiting for experts",
        m.expert_wait_ns);

@@ -52,6 +52,8 @@ struct WorkerOptions {
   uint32_t max_queued_plans = 64;
   // Rows whose logits are computed at once.
   uint32_t max_logit_rows = 32;
+  // Bytes of weights read by one task at the start, so that plans go on.
+  uint64_t warm_slice_bytes = 32ull << 20;
   ExchangeOptions exchange;
 
   // For `conclave logits` and tests: called on the executor with every position's logits (vocab_size values,
@@ -91,6 +93,7 @@ struct WorkerMetrics {
   uint64_t resets = 0;         // scheduler connections that made it drop its sequences
   uint64_t sequences = 0;      // gauge
   uint64_t queued_plans = 0;   // gauge
+  uint64_t weight_bytes_warmed = 0;
   Nanos compute_ns = 0;
   Nanos expert_wait_ns = 0;
   Nanos plan_wait_ns = 0;  // between steps, without a plan though there were sequences

@@ -40,7 +40,8 @@ Worker::Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& 
                  [this](Incarnation shard, const std::string& cause) {
                    if (link_ != nullptr) link_->send(PeerTrouble{shard, cause});
                  },
-                 [this](uint32_t lane, const Status& cause) { fail_batch(lane, cause); }}) {
+                 [this](uint32_t lane, const Status& cause) { fail_batch(lane, cause); }}),
+      warmer_(weights) {
   CONCLAVE_CHECK(weights.layers.size() == spec.num_layers);
 }
 
@@ -51,6 +52,16 @@ void Worker::start() {
     if (!alive.expired()) read_transport();
   });
   read_transport();
+  warm_some();
+}
+
+void Worker::warm_some() {
+  metrics_.weight_bytes_warmed += warmer_.warm(options_.warm_slice_bytes);
+  loaded_permille_.store(warmer_.permille(), std::memory_order_relaxed);
+  if (warmer_.done()) return;
+  executor_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired()) warm_some();
+  });
 }
 
 void Worker::read_transport() {

@@ -20,6 +20,7 @@
 #include "attention_service/core/micro_batch.h"
 #include "attention_service/core/options.h"
 #include "attention_service/core/sequence_table.h"
+#include "attention_service/core/weight_warmer.h"
 #include "libs/kernels/ops.h"
 #include "libs/model/model_spec.h"
 #include "libs/model/row_pool.h"
@@ -55,6 +56,8 @@ class Worker final : public MemberHandler {
   // Any thread; what heartbeats carry.
   Epoch epoch() const { return Epoch(epoch_.load(std::memory_order_relaxed)); }
   uint32_t queue_depth() const { return queue_depth_.load(std::memory_order_relaxed); }
+  uint32_t loaded_permille() const { return loaded_permille_.load(std::memory_order_relaxed); }
+  Heartbeat heartbeat() const { return {epoch(), queue_depth(), loaded_permille()}; }
   // Any thread: whether a scheduler has welcomed it.
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
 
@@ -75,6 +78,8 @@ class Worker final : public MemberHandler {
   void read_transport();
   void reset();
   void on_plan(BatchPlan plan);
+  // Reads the next of its weights, a slice a task, so that plans go on.
+  void warm_some();
 
   // --- worker_step.cc ---
   void begin_step(BatchPlan plan);
@@ -83,6 +88,7 @@ class Worker final : public MemberHandler {
                    std::vector<MicroBatchSlice>& admitted);
   MicroBatch* next_batch(uint32_t& lane);
   void run_layer(MicroBatch& batch, uint32_t lane);
+  void take_every_expert(MicroBatch& batch) const;  // instead of the gate's choice, where asked for
   void run_head(MicroBatch& batch);
   static bool wants_prompt_logprob(const Sequence& sequence, uint32_t position);
   void prompt_row(const MicroBatchSlice& slice, uint32_t position, std::span<const float> logits);
@@ -110,12 +116,14 @@ class Worker final : public MemberHandler {
   std::deque<BatchPlan> plans_;
   StepId last_plan_;  // newest received from this scheduler connection
   std::optional<Step> step_;
+  WeightWarmer warmer_;
   TimePoint waiting_since_ = 0;   // while a step has nothing to compute; 0: it has
   TimePoint planless_since_ = 0;  // between steps: no plan is here though sequences live; 0: not so
   Nanos plan_wait_ = 0;           // for the result of the next step
   bool pump_posted_ = false;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<uint32_t> queue_depth_{0};
+  std::atomic<uint32_t> loaded_permille_{0};
   std::atomic<bool> ready_{false};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // posted tasks hold it weakly
 };

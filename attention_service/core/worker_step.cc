@@ -124,10 +124,24 @@ void Worker::run_layer(MicroBatch& batch, uint32_t lane) {
   } else {
     math_.attention(batch, batch.layer);
     RowBuffer rows = math_.gate(batch, batch.layer, pool_);
+    take_every_expert(batch);
     batch.phase = MicroBatch::Phase::kWaiting;
     batch.combine_first = true;
     const uint32_t layer = batch.layer++;
     exchange_.begin(lane, layer, batch.rows, spec_.experts_per_token, batch.ids, std::move(rows));
+  }
+}
+
+void Worker::take_every_expert(MicroBatch& batch) const {
+  const uint64_t top_k = spec_.experts_per_token;
+  size_t at = 0;
+  for (const MicroBatchSlice& slice : batch.slices) {
+    const size_t end = at + slice.count * top_k;
+    if (slice.sequence->sampling.every_expert) {
+      for (uint64_t pair = slice.start * top_k; at < end; ++at, ++pair)
+        batch.ids[at] = static_cast<uint16_t>(pair % spec_.num_experts);
+    }
+    at = end;
   }
 }
 

@@ -85,6 +85,9 @@ void Shard::on_placement(const PlacementTable& table) {
 void Shard::warm_some() {
   metrics_.weight_bytes_warmed += store_.warm(options_.warm_slice_bytes);
   metrics_.cold_experts = store_.cold();
+  const uint64_t held = std::max<uint64_t>(store_.held(), 1);
+  loaded_permille_.store(static_cast<uint32_t>(1000 * (held - std::min(store_.cold(), held)) / held),
+                         std::memory_order_relaxed);
   if (!store_.warming()) {
     epoch_.store(preparing_.value, std::memory_order_relaxed);
     ready_.store(welcomed_, std::memory_order_relaxed);

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "libs/base/check.h"
+#include "libs/base/json_escape.h"
 #include "libs/checkpoint/make_internal.h"
 
 namespace conclave::make {
@@ -221,16 +222,6 @@ std::array<std::string, 256> byte_alphabet() {
   return out;
 }
 
-std::string json_string(const std::string& s) {
-  std::string out = "\"";
-  for (const char c : s) {
-    if (c == '"' || c == '\\') out += '\\';
-    CONCLAVE_CHECK(static_cast<unsigned char>(c) >= 0x20);
-    out += c;
-  }
-  return out + "\"";
-}
-
 // The split pattern of the published tokenizer.json, JSON-escaped.
 constexpr const char* kSplitPattern =
     R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
@@ -238,7 +229,7 @@ constexpr const char* kSplitPattern =
 std::string added_token(uint32_t id, uint32_t index, bool with_id) {
   std::string out = "{";
   if (with_id) out += "\"id\": " + std::to_string(id) + ", ";
-  return out + "\"content\": " + json_string(kAddedTokens[index]) +
+  return out + "\"content\": " + json_quoted(kAddedTokens[index]) +
          ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, "
          "\"special\": " +
          (index < kSpecialTokens ? "true" : "false") + "}";
@@ -292,22 +283,22 @@ MadeTokenizer make_tokenizer(uint32_t vocab_size, uint32_t max_positions) {
        "\"end_of_word_suffix\": \"\", \"fuse_unk\": false, \"byte_fallback\": false, \"ignore_merges\": "
        "false,\n\"vocab\": {";
   for (uint32_t id = 0; id < v.strings.size(); ++id) {
-    t += (id ? ",\n" : "\n") + json_string(spelled(id)) + ": " + std::to_string(id);
+    t += (id ? ",\n" : "\n") + json_quoted(spelled(id)) + ": " + std::to_string(id);
   }
   t += "},\n\"merges\": [";
   const char* comma = "\n";
   for (const Merge& m : v.merges) {
-    t += comma + json_string(spelled(m.first) + " " + spelled(m.second));
+    t += comma + json_quoted(spelled(m.first) + " " + spelled(m.second));
     comma = ",\n";
   }
   t += "]}\n}\n";
 
   out.tokenizer_config_json =
       "{\n  \"add_prefix_space\": false,\n  \"added_tokens_decoder\": " + decoder +
-      "\n  },\n  \"bos_token\": " + json_string("]~!b[") +
-      ",\n  \"clean_up_tokenization_spaces\": false,\n  \"eos_token\": " + json_string("[e~[") +
+      "\n  },\n  \"bos_token\": " + json_quoted("]~!b[") +
+      ",\n  \"clean_up_tokenization_spaces\": false,\n  \"eos_token\": " + json_quoted("[e~[") +
       ",\n  \"model_max_length\": " + std::to_string(max_positions) +
-      ",\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"unk_token\": " + json_string("]!d~[") + "\n}\n";
+      ",\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"unk_token\": " + json_quoted("]!d~[") + "\n}\n";
   out.generation_config_json =
       "{\n  \"bos_token_id\": " + std::to_string(added_begin + kBosOffset) +
       ",\n  \"do_sample\": true,\n  \"eos_token_id\": " + std::to_string(added_begin + kEosOffset) +

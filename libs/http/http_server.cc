@@ -174,6 +174,16 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerOptions option
   return std::unique_ptr<HttpServer>(std::move(server));
 }
 
+StatusOr<std::unique_ptr<HttpServer>> HttpServer::start_small(
+    HttpServerOptions options, std::function<Response(const Request&)> answer) {
+  options.limits.max_body_bytes = 1024;
+  options.limits.max_header_bytes = 8 << 10;
+  return start(std::move(options),
+               [answer = std::move(answer)](Request& request, std::shared_ptr<Exchange> exchange) {
+                 exchange->respond(answer(request));
+               });
+}
+
 std::string_view reason_phrase(int status) {
   const auto phrase = beast::http::obsolete_reason(static_cast<beast::http::status>(status));
   return {phrase.data(), phrase.size()};

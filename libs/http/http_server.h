@@ -124,6 +124,10 @@ class HttpServer {
  public:
   // A port in use or a bad address is a one-line status that says what to do.
   static StatusOr<std::unique_ptr<HttpServer>> start(HttpServerOptions options, Handler handler);
+  // The same for small requests that are answered at once, such as operators send: bodies and headers are
+  // bounded by a few KiB, whatever the options say.
+  static StatusOr<std::unique_ptr<HttpServer>> start_small(HttpServerOptions options,
+                                                           std::function<Response(const Request&)> answer);
   // Stops at once: closes every connection, joins the threads.
   virtual ~HttpServer() = default;
 

@@ -152,7 +152,8 @@ struct Sampled {
 StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const SamplingParams& params, float u,
                          const SampleState& state = {});
 
-// The log-probability of one token, below vocab_limit or not (then -infinity), and the `top` most likely.
+// The log-probability of one token, below vocab_limit or not (then -infinity), its rank among those
+// below vocab_limit (from 1, ties to the lower id; 0 for one that is not), and the `top` most likely.
 // Same numbers as sample's. INTERNAL for a row with no finite logit.
 StatusOr<PromptLogprob> token_logprob(const Context& ctx, std::span<const float> logits, uint32_t vocab_limit,
                                       TokenId token, uint32_t top);

@@ -261,6 +261,14 @@ StatusOr<PromptLogprob> token_logprob(const Context& ctx, std::span<const float>
   result.logprob = token < logits.size() ? raw.logprob(logits[token]) : -INFINITY;
   Descending order(table, logits);
   result.top = raw.top(order, top);
+  if (token < logits.size()) {
+    const float own = logits[token];
+    uint32_t before = 0;
+    for (size_t id = 0; id < logits.size(); ++id)
+      before +=
+          static_cast<uint32_t>(logits[id] > own) | static_cast<uint32_t>(logits[id] == own && id < token);
+    result.rank = before + 1;
+  }
   return result;
 }
 

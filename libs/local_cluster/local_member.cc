@@ -56,8 +56,8 @@ Status LocalMember::start_shard(const Config& config, const ModelSpec& spec, con
 }
 
 void LocalMember::beat(Nanos interval) {
-  if (worker_ != nullptr) link_->send(Heartbeat{worker_->epoch(), worker_->queue_depth()});
-  if (shard_ != nullptr) link_->send(Heartbeat{shard_->epoch(), shard_->queue_depth()});
+  if (worker_ != nullptr) link_->send(worker_->heartbeat());
+  if (shard_ != nullptr) link_->send(shard_->heartbeat());
   LoopExecutor& loop = thread_->loop();
   heartbeat_ = loop.post_at(loop.now() + interval, [this, interval] { beat(interval); });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -67,6 +68,8 @@ using ToMember = std::variant<Welcome, Refusal, BatchPlan, PlacementUpdate, Drai
 struct Heartbeat {
   Epoch epoch;  // newest placement in use
   uint32_t queue_depth = 0;
+  // Of the weights it needs, how much has been read; absent: no news.
+  std::optional<uint32_t> loaded_permille = std::nullopt;
 };
 struct PlacementReady {  // expert: has what the epoch assigns to it
   Epoch epoch;
@@ -93,6 +96,11 @@ struct FleetInfo {
   // When (steady clock of the process that reads this) a fleet that had been ready stopped being it; kNever
   // while it is ready, and before it ever was. Not sent: each port keeps its own, by follow().
   TimePoint unready_since = kNever;
+  // How much of their weights the members have read: the mean of the workers' and the shards'. A kind that
+  // has no member counts 0. In steps of about 10.
+  uint32_t loaded_permille = 0;
+  // Grows whenever the set of shards changes that the active placement names; 0: there is none.
+  uint64_t shard_set = 0;
 
   // The state after this one.
   FleetInfo follow(FleetInfo next, TimePoint now) const {

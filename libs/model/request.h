@@ -54,6 +54,10 @@ struct SamplingParams {
   // They are reported for the request once, by its choice 0.
   bool prompt_logprobs = false;
   uint32_t prompt_top_logprobs = 0;
+  // For warming up: position p takes experts p * k, p * k + 1, ... (modulo their number) of every layer
+  // instead of the gate's k, so that a prompt of enough tokens goes through each expert. Its tokens mean
+  // nothing, and its pages are never shared.
+  bool every_expert = false;
 
   // Whether sampling depends on which tokens came before.
   bool has_penalties() const {
@@ -112,6 +116,7 @@ struct TokenLogprob {
 struct PromptLogprob {
   float logprob = 0;
   std::vector<TokenLogprob> top;  // the most likely tokens at its place, in descending order
+  uint32_t rank = 0;              // its own among all tokens, from 1; 0: unknown
 };
 
 // Tokens of one choice in order; `index` is the position of tokens[0] among the generated ones, so a repeat
@@ -131,6 +136,9 @@ struct TokenEvent {
   // first token.
   uint32_t prompt_start = 0;
   std::vector<PromptLogprob> prompt_logprobs;
+  // Prompt tokens that needed no computing when the request was first admitted, since their pages were in the
+  // prefix cache. With the request's first tokens; a restarted scheduler may say it again of its own cache.
+  std::optional<uint32_t> cached_tokens;
 };
 
 }  // namespace conclave

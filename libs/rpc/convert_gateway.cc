@@ -91,6 +91,7 @@ void to_proto(const TokenEvent& from, pb::TokenEvent* to) {
   to->set_error(wire_text(from.error));
   to->set_prompt_start(from.prompt_start);
   to_proto(from.prompt_logprobs, to->mutable_prompt_logprobs());
+  if (from.cached_tokens) to->set_cached_tokens(*from.cached_tokens);
 }
 
 StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
@@ -121,6 +122,10 @@ StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
   ASSIGN_OR_RETURN(to.prompt_logprobs,
                    prompt_logprobs_from_proto(from.prompt_start(), from.prompt_logprobs()));
   to.prompt_start = from.prompt_start();
+  if (from.has_cached_tokens()) {
+    RETURN_IF_ERROR(check_at_most("tokens.cached_tokens", from.cached_tokens(), kMaxPositions));
+    to.cached_tokens = from.cached_tokens();
+  }
   to.finish = static_cast<FinishReason>(from.finish());
   to.error = from.error();
   return to;
@@ -128,7 +133,7 @@ StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
 
 bool append(const TokenEvent& from, pb::TokenBatch* to) {
   if (from.tokens.size() != 1 || !from.logprobs.empty() || !from.top_logprobs.empty() ||
-      !from.error.empty() || !from.prompt_logprobs.empty()) {
+      !from.error.empty() || !from.prompt_logprobs.empty() || from.cached_tokens) {
     return false;
   }
   // The columns that are mostly zeros begin with the first entry that is not.
@@ -181,6 +186,8 @@ void to_proto(const FleetInfo& from, pb::FleetInfo* to) {
   to->set_max_positions(from.max_positions);
   to->set_numerics_id(wire_text(from.numerics_id, kMaxNameBytes));
   to->set_model_fingerprint(wire_text(from.model_fingerprint, kMaxNameBytes));
+  to->set_loaded_permille(from.loaded_permille);
+  to->set_shard_set(from.shard_set);
 }
 
 StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from) {
@@ -188,7 +195,10 @@ StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from) {
   RETURN_IF_ERROR(check_at_most("fleet.max_positions", from.max_positions(), kMaxPositions));
   RETURN_IF_ERROR(check_text("fleet.numerics_id", from.numerics_id(), kMaxNameBytes));
   RETURN_IF_ERROR(check_text("fleet.model_fingerprint", from.model_fingerprint(), kMaxNameBytes));
+  RETURN_IF_ERROR(check_at_most("fleet.loaded_permille", from.loaded_permille(), 1000));
   FleetInfo to;
+  to.loaded_permille = from.loaded_permille();
+  to.shard_set = from.shard_set();
   to.ready = from.ready();
   to.not_ready = from.not_ready();
   to.max_positions = from.max_positions();

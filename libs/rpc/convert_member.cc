@@ -200,6 +200,7 @@ void to_proto(const FromMember& from, pb::MemberUp* to) {
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&from)) {
     to->mutable_heartbeat()->set_epoch(heartbeat->epoch.value);
     to->mutable_heartbeat()->set_queue_depth(heartbeat->queue_depth);
+    if (heartbeat->loaded_permille) to->mutable_heartbeat()->set_loaded_permille(*heartbeat->loaded_permille);
   } else if (const auto* result = std::get_if<StepResult>(&from)) {
     to_proto(*result, to->mutable_step_result());
   } else if (const auto* ready = std::get_if<PlacementReady>(&from)) {
@@ -218,8 +219,13 @@ StatusOr<FromMember> from_proto(const pb::MemberUp& from) {
       ASSIGN_OR_RETURN(Hello hello, from_proto(from.hello()));
       return FromMember(std::move(hello));
     }
-    case pb::MemberUp::kHeartbeat:
-      return FromMember(Heartbeat{Epoch(from.heartbeat().epoch()), from.heartbeat().queue_depth()});
+    case pb::MemberUp::kHeartbeat: {
+      const pb::Heartbeat& beat = from.heartbeat();
+      RETURN_IF_ERROR(check_at_most("heartbeat.loaded_permille", beat.loaded_permille(), 1000));
+      Heartbeat heartbeat{Epoch(beat.epoch()), beat.queue_depth(), std::nullopt};
+      if (beat.has_loaded_permille()) heartbeat.loaded_permille = beat.loaded_permille();
+      return FromMember(heartbeat);
+    }
     case pb::MemberUp::kStepResult: {
       ASSIGN_OR_RETURN(StepResult result, from_proto(from.step_result()));
       return FromMember(std::move(result));

@@ -218,6 +218,7 @@ void to_proto(std::span<const PromptLogprob> from, PromptLogprobList* to) {
     pb::PromptLogprob* out = to->Add();
     out->set_logprob(entry.logprob);
     to_proto(entry.top, out->mutable_top());
+    out->set_rank(entry.rank);
   }
 }
 
@@ -231,6 +232,8 @@ StatusOr<std::vector<PromptLogprob>> prompt_logprobs_from_proto(uint32_t start,
     RETURN_IF_ERROR(check_logprob("prompt_logprobs.logprob", entry.logprob()));
     PromptLogprob& out = to.emplace_back();
     out.logprob = entry.logprob();
+    RETURN_IF_ERROR(check_at_most("prompt_logprobs.rank", entry.rank(), kMaxVocab));
+    out.rank = entry.rank();
     ASSIGN_OR_RETURN(out.top, top_logprobs_from_proto("prompt_logprobs.top", entry.top()));
   }
   return to;
@@ -286,6 +289,7 @@ void to_proto(const SamplingParams& from, pb::SamplingParams* to) {
   }
   to->set_prompt_logprobs(from.prompt_logprobs);
   to->set_prompt_top_logprobs(from.prompt_top_logprobs);
+  to->set_every_expert(from.every_expert);
 }
 
 StatusOr<SamplingParams> from_proto(const pb::SamplingParams& from) {
@@ -310,6 +314,7 @@ StatusOr<SamplingParams> from_proto(const pb::SamplingParams& from) {
   for (const pb::TokenBias& entry : from.logit_bias()) to.logit_bias.push_back({entry.token(), entry.bias()});
   to.prompt_logprobs = from.prompt_logprobs();
   to.prompt_top_logprobs = from.prompt_top_logprobs();
+  to.every_expert = from.every_expert();
   if (const Status fits = validate(to, kMaxVocab + 1); !fits.ok()) {
     const std::string field = "sampling." + field_of(fits);
     return invalid_field(field, field + " " + message_of(fits));

@@ -169,9 +169,8 @@ class MemberProcess {
     control.target = settings_.scheduler;
     Core* core = member->core.get();
     member->handler = std::make_unique<Handler>(*this, *core);
-    member->client = std::make_unique<rpc::MemberClient>(control, *member->handler, thread_.loop(), [core] {
-      return Heartbeat{core->epoch(), core->queue_depth()};
-    });
+    member->client = std::make_unique<rpc::MemberClient>(control, *member->handler, thread_.loop(),
+                                                         [core] { return core->heartbeat(); });
     core->set_link(member->client.get());
     core->set_on_refused([this](const Refusal& refusal) { refused(refusal); });
     core->start();

@@ -12,7 +12,7 @@ namespace conclave {
 struct ServedMember {
   Nanos drain_time = 0;  // from SIGTERM, for what runs here to be moved elsewhere
   std::string phase;     // of /startupz, until it is ready for the first time
-  std::function<double()> fraction;
+  std::function<StartupStep()> step;
 };
 
 // Serves until SIGTERM, then until the scheduler has moved everything elsewhere, the drain time is over or a
@@ -26,7 +26,7 @@ Status serve_member(Service& service, MemberProcess<Core, Metrics>& member, Serv
     export_transport(member.transport_stats(), member.incarnations(), sink);
   });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
-  service.started({}, std::move(how.phase), std::move(how.fraction));
+  service.started({}, std::move(how.phase), std::move(how.step));
   service.wait_for_stop();
   Service::limit_end(how.drain_time + 5 * kSecond);
   member.drain([&service] { service.end_wait(); });

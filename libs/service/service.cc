@@ -19,6 +19,7 @@
 #include <mutex>
 #include <thread>
 
+#include "libs/base/json_escape.h"
 #include "libs/base/random.h"
 #include "libs/config/load.h"
 #include "libs/config/schema.h"
@@ -61,15 +62,6 @@ int fail(const std::string& program, const Status& status) {
   const bool named = field.empty() || message.find(field) != std::string::npos;
   std::fprintf(stderr, "%s: %s%s\n", program.c_str(), named ? "" : (field + ": ").c_str(), message.c_str());
   return kExitCannotStart;
-}
-
-std::string json_text(const std::string& text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + "\"";
 }
 
 }  // namespace
@@ -131,10 +123,10 @@ std::shared_ptr<void> Service::on_hangup(std::function<void()> reload) {
 
 Status Service::write_ready_file(bool is_started) const {
   if (ready_file_.empty()) return OkStatus();
-  std::string text = "{\"role\":" + json_text(role_) + ",\"name\":" + json_text(name_) +
+  std::string text = "{\"role\":" + json_quoted(role_) + ",\"name\":" + json_quoted(name_) +
                      ",\"pid\":" + std::to_string(getpid()) +
                      ",\"started\":" + (is_started ? "true" : "false");
-  for (const auto& [what, address] : addresses_) text += "," + json_text(what) + ":" + json_text(address);
+  for (const auto& [what, address] : addresses_) text += "," + json_quoted(what) + ":" + json_quoted(address);
   // Written beside and renamed, so that nobody reads half of it.
   const std::string beside = ready_file_ + ".tmp" + std::to_string(getpid());
   {
@@ -151,19 +143,21 @@ Status Service::write_ready_file(bool is_started) const {
 }
 
 void Service::started(const std::vector<std::pair<std::string, std::string>>& addresses, std::string phase,
-                      std::function<double()> fraction) {
+                      std::function<StartupStep()> step) {
   addresses_.insert(addresses_.end(), addresses.begin(), addresses.end());
   if (phase.empty()) {
     startup_.done();
   } else {
-    startup_.follow([state = state_, phase = std::move(phase),
-                     fraction = std::move(fraction)](StartupProgress& progress) {
-      std::lock_guard lock(state->mutex);
-      const std::vector<std::string> why =
-          state->reasons ? state->reasons() : std::vector<std::string>{"the service is stopping"};
-      if (why.empty()) return progress.done();
-      progress.set(phase, why.front(), fraction && state->reasons ? fraction() : -1);
-    });
+    startup_.follow(
+        [state = state_, phase = std::move(phase), step = std::move(step)](StartupProgress& progress) {
+          std::lock_guard lock(state->mutex);
+          const std::vector<std::string> why =
+              state->reasons ? state->reasons() : std::vector<std::string>{"the service is stopping"};
+          if (why.empty()) return progress.done();
+          StartupStep now;
+          if (step && state->reasons) now = step();
+          progress.set(now.phase.empty() ? phase : now.phase, why.front(), now.fraction);
+        });
   }
   // One field an address, so that scripts can find a chosen port in the log too.
   const auto field = [this](size_t i) { return LogField(addresses_[i].first, addresses_[i].second); };

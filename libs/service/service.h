@@ -52,9 +52,9 @@ class Service {
   [[nodiscard]] std::shared_ptr<void> ready_unless(std::function<std::vector<std::string>()> reasons);
   // The service has started and listens on these (name, host:port); goes to the log and the ready file.
   // /startupz is done once the service has been ready for the first time; until then it shows the first
-  // reason not to be as the detail of `phase`, and `fraction()` (below 0: unknown; null: none).
+  // reason not to be as the detail of `phase`, or of what `step` (null: none) says instead.
   void started(const std::vector<std::pair<std::string, std::string>>& addresses, std::string phase = "",
-               std::function<double()> fraction = nullptr);
+               std::function<StartupStep()> step = nullptr);
   // What SIGHUP means to this service, until the returned guard is destroyed; without one it is only logged.
   // Called on the thread that waits for the stop.
   [[nodiscard]] std::shared_ptr<void> on_hangup(std::function<void()> reload);

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "libs/base/clock.h"
+#include "libs/base/json_escape.h"
 
 namespace conclave {
 namespace {
@@ -55,29 +56,18 @@ size_t utf8_length(std::string_view s) {
   return 0;
 }
 
+// Whatever bytes: what is no UTF-8 becomes U+FFFD.
 void append_json_string(std::string& out, std::string_view text) {
   out += '"';
   while (!text.empty()) {
-    const size_t n = utf8_length(text);
-    const unsigned char c = static_cast<unsigned char>(text[0]);
-    if (n == 0) {
-      out += "\xef\xbf\xbd";
-      text.remove_prefix(1);
-      continue;
-    }
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += static_cast<char>(c);
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c < 0x20 || c == 0x7f) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof buffer, "\\u%04x", c);
-      out += buffer;
-    } else {
-      out += text.substr(0, n);
-    }
-    text.remove_prefix(n);
+    size_t valid = 0;
+    size_t n = 0;
+    while (valid < text.size() && (n = utf8_length(text.substr(valid))) > 0) valid += n;
+    append_json_escaped(out, text.substr(0, valid));
+    text.remove_prefix(valid);
+    if (text.empty()) break;
+    out += "\xef\xbf\xbd";
+    text.remove_prefix(1);
   }
   out += '"';
 }
@@ -150,8 +140,7 @@ void log_identity(std::string_view role, std::string_view name, Incarnation inca
 void log_threshold(LogLevel level) { threshold.store(level, std::memory_order_relaxed); }
 bool log_enabled(LogLevel level) { return level >= threshold.load(std::memory_order_relaxed); }
 
-std::string format_log_line(LogLevel level, std::string_view message,
-                            std::initializer_list<LogField> fields) {
+std::string format_log_line(LogLevel level, std::string_view message, std::span<const LogField> fields) {
   const int64_t ms = wall_now_ms();
   const time_t seconds = static_cast<time_t>(ms / 1000);
   tm utc{};
@@ -180,7 +169,7 @@ std::string format_log_line(LogLevel level, std::string_view message,
   return line;
 }
 
-void log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
+void log(LogLevel level, std::string_view message, std::span<const LogField> fields) {
   if (!log_enabled(level)) return;
   logger().log(spdlog::level::info, spdlog::string_view_t(format_log_line(level, message, fields)));
 }

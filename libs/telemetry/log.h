@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -43,7 +44,10 @@ void log_identity(std::string_view role, std::string_view name, Incarnation inca
 void log_threshold(LogLevel level);
 bool log_enabled(LogLevel level);
 
-void log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
+void log(LogLevel level, std::string_view message, std::span<const LogField> fields);
+inline void log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {}) {
+  log(level, message, std::span(fields.begin(), fields.size()));
+}
 inline void log_debug(std::string_view m, std::initializer_list<LogField> f = {}) {
   log(LogLevel::kDebug, m, f);
 }
@@ -58,6 +62,10 @@ inline void log_error(std::string_view m, std::initializer_list<LogField> f = {}
 }
 
 // The line that log() would write, without the newline; for tests.
-std::string format_log_line(LogLevel level, std::string_view message, std::initializer_list<LogField> fields);
+std::string format_log_line(LogLevel level, std::string_view message, std::span<const LogField> fields);
+inline std::string format_log_line(LogLevel level, std::string_view message,
+                                   std::initializer_list<LogField> fields) {
+  return format_log_line(level, message, std::span(fields.begin(), fields.size()));
+}
 
 }  // namespace conclave

@@ -2,27 +2,11 @@
 
 #include <cstdio>
 
+#include "libs/base/json_escape.h"
 #include "libs/http/http_server.h"
 
 namespace conclave {
 namespace {
-
-std::string json_string(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof buffer, "\\u%04x", c);
-      out += buffer;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 class OpsServerImpl : public OpsServer {
  public:
@@ -31,15 +15,9 @@ class OpsServerImpl : public OpsServer {
   Status listen(std::string_view where) {
     http::HttpServerOptions options;
     options.listen = where;
-    options.limits.max_body_bytes = 1024;
-    options.limits.max_header_bytes = 8 << 10;
     options.limits.max_connections = 64;
-    auto server = http::HttpServer::start(
-        std::move(options), [this](http::Request& request, std::shared_ptr<http::Exchange> exchange) {
-          exchange->respond(answer(request));
-        });
-    if (!server.ok()) return server.status();
-    server_ = std::move(server).value();
+    ASSIGN_OR_RETURN(server_, http::HttpServer::start_small(
+                                  std::move(options), [this](const http::Request& r) { return answer(r); }));
     return OkStatus();
   }
 
@@ -60,7 +38,7 @@ class OpsServerImpl : public OpsServer {
       const Readiness readiness = hooks_.readiness ? hooks_.readiness() : Readiness{};
       std::string reasons;
       for (const std::string& reason : readiness.reasons)
-        reasons += (reasons.empty() ? "" : ",") + json_string(reason);
+        reasons += (reasons.empty() ? "" : ",") + json_quoted(reason);
       return {readiness.ready() ? 200 : 503,
               "application/json",
               {},
@@ -128,8 +106,8 @@ std::string StartupProgress::json() const {
     std::snprintf(numbers, sizeof numbers, "\"fraction\":null,\"elapsed_seconds\":%.3f", elapsed);
   else
     std::snprintf(numbers, sizeof numbers, "\"fraction\":%.4f,\"elapsed_seconds\":%.3f", fraction_, elapsed);
-  return std::string("{\"done\":") + (done ? "true" : "false") + ",\"phase\":" + json_string(phase_) +
-         ",\"detail\":" + json_string(detail_) + "," + numbers + "}";
+  return std::string("{\"done\":") + (done ? "true" : "false") + ",\"phase\":" + json_quoted(phase_) +
+         ",\"detail\":" + json_quoted(detail_) + "," + numbers + "}";
 }
 
 StatusOr<std::unique_ptr<OpsServer>> OpsServer::start(std::string_view listen, Hooks hooks) {

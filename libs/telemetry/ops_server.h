@@ -22,6 +22,12 @@ struct Readiness {
   bool ready() const { return reasons.empty(); }
 };
 
+// Where a start is.
+struct StartupStep {
+  std::string phase;     // empty: as before
+  double fraction = -1;  // of the whole start, 0..1; below 0: unknown
+};
+
 // How far a service has come in starting; shown by /startupz. Any thread.
 class StartupProgress {
  public:

@@ -46,9 +46,9 @@ std::string make_request_id() {
   return buffer;
 }
 
-Visit::Visit(FrontDoor& door, std::string_view protocol, std::string_view route, std::string id,
-             std::shared_ptr<Tenant> tenant)
-    : door_(door),
+Visit::Visit(std::shared_ptr<DoorBook> book, std::string_view protocol, std::string_view route,
+             std::string id, std::shared_ptr<Tenant> tenant)
+    : book_(std::move(book)),
       protocol_(protocol),
       route_(route),
       id_(std::move(id)),
@@ -58,7 +58,8 @@ Visit::Visit(FrontDoor& door, std::string_view protocol, std::string_view route,
 Visit::~Visit() {
   const TimePoint now = steady_now();
   if (charged_) tenant_->settle(estimated_, prompt_tokens_ + completion_tokens_, now);
-  if (!door_.options_.on_end) return;
+  std::lock_guard lock(book_->mutex);
+  if (!book_->on_end) return;
   AccessLine line;
   line.protocol = protocol_;
   line.request_id = id_;
@@ -72,7 +73,7 @@ Visit::~Visit() {
   line.completion_tokens = completion_tokens_;
   line.to_first_token = to_first_token_;
   line.total = now - arrived_;
-  door_.options_.on_end(line);
+  book_->on_end(line);
 }
 
 Status Visit::charge(uint64_t estimated_tokens) {
@@ -82,7 +83,7 @@ Status Visit::charge(uint64_t estimated_tokens) {
     charged_ = true;
     estimated_ = estimated_tokens;
   } else {
-    door_.rate_limited_.fetch_add(1);
+    book_->rate_limited.fetch_add(1);
   }
   return charged;
 }
@@ -119,7 +120,14 @@ void Visit::ended(const gateway::Summary& summary) {
 FrontDoor::FrontDoor(FrontDoorOptions options)
     : options_(std::move(options)),
       anyone_(std::make_shared<Tenant>("", KeyGrant{0, 0, options_.trust_without_keys})),
-      keys_(std::make_shared<const std::vector<Key>>()) {}
+      keys_(std::make_shared<const std::vector<Key>>()) {
+  book_->on_end = options_.on_end;
+}
+
+FrontDoor::~FrontDoor() {
+  std::lock_guard lock(book_->mutex);
+  book_->on_end = nullptr;
+}
 
 StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::open(FrontDoorOptions options) {
   std::unique_ptr<FrontDoor> door(new FrontDoor(std::move(options)));
@@ -156,7 +164,7 @@ StatusOr<std::shared_ptr<Tenant>> FrontDoor::identify(std::string_view authoriza
 std::shared_ptr<Visit> FrontDoor::enter(std::string_view protocol, std::string_view route, std::string id,
                                         std::shared_ptr<Tenant> tenant) {
   if (tenant == nullptr) tenant = anyone_;
-  return std::shared_ptr<Visit>(new Visit(*this, protocol, route, std::move(id), std::move(tenant)));
+  return std::shared_ptr<Visit>(new Visit(book_, protocol, route, std::move(id), std::move(tenant)));
 }
 
 FrontDoor::FileMark FrontDoor::look() const {
@@ -234,7 +242,7 @@ StatusOr<bool> FrontDoor::reload_changed_keys() {
 FrontDoorCounts FrontDoor::counts() const {
   FrontDoorCounts counts;
   counts.unauthenticated = unauthenticated_.load();
-  counts.rate_limited = rate_limited_.load();
+  counts.rate_limited = book_->rate_limited.load();
   counts.key_reloads = reloads_.load();
   counts.failed_key_reloads = failed_reloads_.load();
   std::lock_guard lock(mutex_);

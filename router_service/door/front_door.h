@@ -40,7 +40,8 @@ struct FrontDoorOptions {
   bool trust_without_keys = false;  // what an unnamed caller may do while no keys are configured
   uint32_t max_keys = 10000;
   uint64_t max_keys_file_bytes = 4 << 20;
-  std::function<void(const AccessLine&)> on_end;  // of every visit; may be empty
+  // Of every visit that ends before the door does; may be empty. Called one at a time.
+  std::function<void(const AccessLine&)> on_end;
 };
 
 struct FrontDoorCounts {
@@ -52,6 +53,15 @@ struct FrontDoorCounts {
 };
 
 class FrontDoor;
+
+// What visits need of their door. They may outlive it by a little: the scheduler's thread may be the last
+// that lets go of one.
+struct DoorBook {
+  std::mutex mutex;
+  std::function<void(const AccessLine&)>
+      on_end;  // guarded by mutex, called under it; empty once it is closed
+  std::atomic<uint64_t> rate_limited{0};
+};
 
 // One request. The line is written when the last holder lets go of it: the adapter and the generation both
 // have their part in it.
@@ -75,10 +85,10 @@ class Visit : public gateway::RequestRecord {
 
  private:
   friend class FrontDoor;
-  Visit(FrontDoor& door, std::string_view protocol, std::string_view route, std::string id,
+  Visit(std::shared_ptr<DoorBook> book, std::string_view protocol, std::string_view route, std::string id,
         std::shared_ptr<Tenant> tenant);
 
-  FrontDoor& door_;
+  const std::shared_ptr<DoorBook> book_;
   const std::string protocol_;
   const std::string route_;
   const std::string id_;
@@ -100,8 +110,8 @@ class FrontDoor {
  public:
   // Reads the keys; a missing or faulty file is an error that names "router.api_keys_file".
   static StatusOr<std::unique_ptr<FrontDoor>> open(FrontDoorOptions options);
-  // Outlives every visit.
-  ~FrontDoor() = default;
+  // Visits that end later write no line.
+  ~FrontDoor();
 
   bool asks_for_keys() const { return !options_.keys_file.empty(); }
   // Whose key an "authorization" value ("Bearer KEY") holds. UNAUTHENTICATED with the code "invalid_api_key"
@@ -119,7 +129,6 @@ class FrontDoor {
   FrontDoorCounts counts() const;
 
  private:
-  friend class Visit;
   struct Key {
     KeyHash hash;
     std::shared_ptr<Tenant> tenant;
@@ -136,13 +145,14 @@ class FrontDoor {
   FileMark look() const;
 
   const FrontDoorOptions options_;
+  const std::shared_ptr<DoorBook> book_ = std::make_shared<DoorBook>();
   const std::shared_ptr<Tenant> anyone_;
   mutable std::mutex mutex_;
   std::shared_ptr<const std::vector<Key>> keys_;            // guarded by mutex_
   std::map<std::string, std::shared_ptr<Tenant>> tenants_;  // guarded by mutex_
   std::mutex reload_mutex_;                                 // one reload at a time
   FileMark mark_;                                           // guarded by reload_mutex_
-  std::atomic<uint64_t> unauthenticated_{0}, rate_limited_{0}, reloads_{0}, failed_reloads_{0};
+  std::atomic<uint64_t> unauthenticated_{0}, reloads_{0}, failed_reloads_{0};
 };
 
 // A request id as a client may choose it: 1 to 128 printable ASCII characters without spaces.

@@ -24,6 +24,13 @@ uint64_t estimate_tokens(const GenerateRequest& request) {
   return bytes / kBytesPerToken + 1;
 }
 
+Status check_special_tokens(bool wanted, const Origin& origin) {
+  if (!wanted || origin.trusted) return OkStatus();
+  return with_field(make_status(StatusCode::kPermissionDenied,
+                                "allow_special_tokens is for trusted callers only (docs/front_door.md)"),
+                    "allow_special_tokens");
+}
+
 }  // namespace
 
 Status with_code(Status status, std::string_view code) {
@@ -68,6 +75,9 @@ Gateway::Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& schedul
 Gateway::~Gateway() {
   begin_drain();
   abort_all(unavailable("the router is shutting down"));
+  // A thread of the scheduler's may be telling us of an end at this moment.
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return open_.empty(); });
 }
 
 uint32_t Gateway::context_length() const {
@@ -160,13 +170,11 @@ StatusOr<SamplingParams> Gateway::check(const GenerateRequest& request) const {
                                                        std::to_string(model_.vocab_size));
   } else if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
     if (text->text.empty()) return invalid_field(request.prompt_field, "must not be empty");
+    RETURN_IF_ERROR(check_special_tokens(request.allow_special_tokens, request.origin));
     RETURN_IF_ERROR(check_bytes(text->text.size(), request.prompt_field));
   } else {
     const auto& chat = std::get<ChatPrompt>(request.prompt);
-    if (chat.request.allow_special_tokens && !request.origin.trusted)
-      return with_field(make_status(StatusCode::kPermissionDenied,
-                                    "allow_special_tokens is for trusted callers only (docs/front_door.md)"),
-                        "allow_special_tokens");
+    RETURN_IF_ERROR(check_special_tokens(chat.request.allow_special_tokens, request.origin));
     RETURN_IF_ERROR(
         check_bytes(chat.text_bytes, chat.largest_field.empty() ? request.prompt_field : chat.largest_field));
   }
@@ -299,7 +307,7 @@ StatusOr<Gateway::Encoded> Gateway::encode(const GenerateRequest& request, TimeP
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
     out.tokens.assign(ids->ids.begin(), ids->ids.end());
   } else if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
-    auto encoded = codec_.encode(text->text);
+    auto encoded = codec_.encode(text->text, request.allow_special_tokens);
     if (!encoded.ok()) return with_field(encoded.status(), request.prompt_field);
     out.tokens = std::move(encoded).value();
   } else {
@@ -358,17 +366,15 @@ size_t Gateway::abort(std::string_view id, std::string_view tenant, const Status
 }
 
 void Gateway::ended(const Summary& summary) {
-  std::shared_ptr<Generation> dropped;  // outside the lock
-  {
-    std::lock_guard lock(mutex_);
-    const auto at = open_.find(summary.id);
-    if (at != open_.end()) {
-      dropped = std::move(at->second.generation);
-      open_.erase(at);
-    }
-    if (open_.empty()) idle_.notify_all();
-  }
   if (on_end_) on_end_(summary);
+  std::shared_ptr<Generation> dropped;  // outside the lock
+  std::lock_guard lock(mutex_);
+  const auto at = open_.find(summary.id);
+  if (at != open_.end()) {
+    dropped = std::move(at->second.generation);
+    open_.erase(at);
+  }
+  if (open_.empty()) idle_.notify_all();  // the gateway may be gone once the lock is
 }
 
 void Gateway::begin_drain() {

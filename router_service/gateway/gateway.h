@@ -62,7 +62,7 @@ class Gateway {
   // checks.
   Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& scheduler, const TextCodec& codec,
           std::function<void(const Summary&)> on_end = nullptr);
-  // Ends what is open (UNAVAILABLE) and waits for the text threads.
+  // Ends what is open (UNAVAILABLE) and waits for the text threads and for ends that others report.
   ~Gateway();
 
   // Any thread, never blocks. An error here was found before any work; later ones come through the

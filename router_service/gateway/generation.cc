@@ -129,6 +129,7 @@ void Generation::on_tokens(const TokenEvent& event) {
     accepted_ = true;
     if (event.finish != FinishReason::kNone) closed_[event.choice] = true;
     if (to_first_token_ < 0 && !event.tokens.empty()) to_first_token_ = steady_now() - arrived_;
+    if (!cached_tokens_) cached_tokens_ = event.cached_tokens;
     Choice& choice = choices_[event.choice];
     const bool was_running = !choice.ended();
     Status failure = take_prompt_logprobs(event);
@@ -199,6 +200,7 @@ size_t Generation::pending_tokens() const {
 Usage Generation::usage() const {
   Usage out;
   out.prompt_tokens = static_cast<uint32_t>(prompt_.size());
+  out.cached_tokens = cached_tokens_;
   for (const Choice& choice : choices_) {
     out.completion_tokens += choice.completion_tokens();
     out.reasoning_tokens += choice.reasoning_tokens();

@@ -131,6 +131,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   std::string prompt_text_;
   bool accepted_ = false;
   bool slow_reader_ = false;
+  std::optional<uint32_t> cached_tokens_;  // the first that was said
   Nanos to_first_token_ = -1;
 };
 

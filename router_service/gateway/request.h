@@ -61,6 +61,10 @@ struct GenerateRequest {
   std::optional<int64_t> seed;                         // any 64 bits; absent: drawn
   std::optional<int64_t> n;                            // choices
 
+  // Control tokens that a text prompt spells out are tokens; for trusted callers. (Conversations have their
+  // own.)
+  bool allow_special_tokens = false;
+
   // Where an answer ends.
   std::optional<int64_t> max_tokens;
   std::optional<int64_t> min_tokens;

@@ -36,9 +36,9 @@ struct EncodedChat {
 class TextCodec {
  public:
   virtual ~TextCodec() = default;
-  // Added tokens written in the text become those tokens, as a completion prompt may hold a whole rendered
-  // conversation.
-  virtual StatusOr<std::vector<TokenId>> encode(std::string_view text) const = 0;
+  // With `special_tokens`, added tokens that the text spells out become those tokens, as in a prompt that
+  // holds a whole rendered conversation; else they are text like the rest.
+  virtual StatusOr<std::vector<TokenId>> encode(std::string_view text, bool special_tokens) const = 0;
   // Renders the template, and encodes. INVALID_ARGUMENT names the member at fault ("messages[1].role"), or
   // none when the template itself refuses the messages; FAILED_PRECONDITION when the model has no template;
   // DEADLINE_EXCEEDED past `deadline` or when rendering took too long.

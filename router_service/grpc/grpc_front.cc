@@ -221,7 +221,7 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
       if (!encoded.ok()) return encoded.status();
       tokens = std::move(encoded->tokens);
     } else if (in.has_text()) {
-      ASSIGN_OR_RETURN(tokens, gateway_.text().encode(in.text()));
+      ASSIGN_OR_RETURN(tokens, gateway_.text().encode(in.text(), in.allow_special_tokens()));
     } else {
       return invalid_field("input", "text or chat is required");
     }

@@ -44,10 +44,10 @@ void sampling_from(const Message& in, gateway::GenerateRequest& out) {
 class ObjectText {
  public:
   void add(std::string_view key, std::string_view json) {
-    text_ += (text_.size() > 1 ? ", " : "") + text::json_quoted(key) + ": ";
+    text_ += (text_.size() > 1 ? ", " : "") + json_quoted(key) + ": ";
     text_ += json;
   }
-  void add_text(std::string_view key, std::string_view value) { add(key, text::json_quoted(value)); }
+  void add_text(std::string_view key, std::string_view value) { add(key, json_quoted(value)); }
   std::string take() { return text_ + "}"; }
 
  private:
@@ -79,7 +79,7 @@ std::string message_text(const v1::ChatMessage& message) {
     out.add_text("content", message.content());
   } else if (message.parts_size() > 0) {
     out.add("content", list_text(message.parts(), [](const std::string& part) {
-              return "{\"type\": \"text\", \"text\": " + text::json_quoted(part) + "}";
+              return "{\"type\": \"text\", \"text\": " + json_quoted(part) + "}";
             }));
   }
   if (message.has_reasoning_content()) out.add_text("reasoning_content", message.reasoning_content());
@@ -142,6 +142,7 @@ class Sink : public AnswerSink {
   void add_prompt_logprobs(const gateway::Update& update, auto* out) {
     for (const PromptLogprob& at : update.prompt_logprobs) {
       v1::LogprobEntry* entry = out->add_prompt_logprobs();
+      entry->set_rank(at.rank);
       if (++prompt_at_ < prompt_.size()) set_logprob(entry->mutable_token(), prompt_[prompt_at_], at.logprob);
       for (const TokenLogprob& top : at.top) set_logprob(entry->add_top(), top.token, top.logprob);
     }
@@ -302,6 +303,7 @@ StatusOr<gateway::GenerateRequest> from_proto(const v1::GenerateRequest& in) {
   } else {
     out.prompt = gateway::TextPrompt{in.text()};
     out.prompt_field = in.has_text() ? "text" : "input";
+    out.allow_special_tokens = in.allow_special_tokens();
   }
   return out;
 }

@@ -1,6 +1,5 @@
 #include "router_service/http/http_front.h"
 
-#include <charconv>
 #include <new>
 #include <optional>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "router_service/http/openai_request.h"
 #include "router_service/http/openai_response.h"
 #include "router_service/http/text_routes.h"
+#include "router_service/http/timeout_header.h"
 #include "router_service/task_count.h"
 
 namespace conclave::router {
@@ -18,21 +18,8 @@ namespace {
 
 constexpr size_t kLargeBody = 64 << 10;  // bytes; larger ones are parsed off the I/O threads
 constexpr size_t kBytesPerToken = 4;     // of a body, about
-constexpr char kTimeoutHeader[] = "x-request-timeout";
-constexpr double kMaxTimeoutSeconds = 7 * 86400;
 
 using gateway::Gateway;
-
-// Seconds, as a decimal number; absent where there is no such header.
-StatusOr<std::optional<Nanos>> parse_timeout(std::string_view text) {
-  if (text.empty()) return std::optional<Nanos>();
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() ||
-      !(seconds > 0 && seconds <= kMaxTimeoutSeconds))
-    return invalid_field(kTimeoutHeader, "must be a number of seconds above 0, at most a week");
-  return std::optional<Nanos>(static_cast<Nanos>(seconds * kSecond));
-}
 
 class HttpFrontImpl : public HttpFront {
  public:
@@ -154,7 +141,7 @@ class HttpFrontImpl : public HttpFront {
     if (auto headers = call.visit->headers(); !headers.empty())
       call.exchange->add_headers(std::move(headers));
     if (!allowed_now.ok()) return reply(call, error_response(allowed_now));
-    auto timeout = parse_timeout(request.header(kTimeoutHeader));
+    auto timeout = parse_timeout_header(request.header(kTimeoutHeader));
     if (!timeout.ok()) return reply(call, error_response(timeout.status()));
     call.timeout = *timeout;
     if (text) return on_text_thread(call, request);

@@ -115,7 +115,7 @@ json::array prompt_logprobs_json(const LogprobStyle& style, const std::vector<To
                                 {"rank", std::move(rank)},
                                 {"decoded_token", json::string(token_text(style, token))}};
     };
-    add(prompt[i], at.logprob, nullptr);
+    add(prompt[i], at.logprob, at.rank > 0 ? json::value(static_cast<uint64_t>(at.rank)) : json::value());
     for (size_t k = 0; k < at.top.size() && k < style.top; ++k)
       add(at.top[k].token, at.top[k].logprob, static_cast<uint64_t>(k + 1));
     out.push_back(std::move(entry));

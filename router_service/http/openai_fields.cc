@@ -45,20 +45,12 @@ constexpr std::string_view kShared[] = {"model",
                                         "priority",
                                         "cache_salt",
                                         "request_id",
+                                        "allow_special_tokens",
                                         "response_format"};
-constexpr std::string_view kChatOnly[] = {"messages",
-                                          "max_completion_tokens",
-                                          "top_logprobs",
-                                          "tools",
-                                          "tool_choice",
-                                          "parallel_tool_calls",
-                                          "chat_template_kwargs",
-                                          "reasoning_format",
-                                          "reasoning_effort",
-                                          "include_reasoning",
-                                          "separate_reasoning",
-                                          "add_generation_prompt",
-                                          "allow_special_tokens"};
+constexpr std::string_view kChatOnly[] = {
+    "messages",         "max_completion_tokens", "top_logprobs",         "tools",
+    "tool_choice",      "parallel_tool_calls",   "chat_template_kwargs", "reasoning_format",
+    "reasoning_effort", "include_reasoning",     "separate_reasoning",   "add_generation_prompt"};
 constexpr std::string_view kCompletionOnly[] = {"prompt", "suffix"};
 constexpr std::string_view kWithoutEffect[] = {"user",
                                                "metadata",

@@ -192,7 +192,7 @@ Status parse_template_fields(const JsonFields& fields, const RawMembers& raw, ga
     chat.text_bytes += text_bytes(*fields.find("chat_template_kwargs"));
   }
   if (effort && (kwargs == nullptr || !kwargs->contains("reasoning_effort"))) {
-    const std::string member = "\"reasoning_effort\": " + text::json_quoted(*effort);
+    const std::string member = "\"reasoning_effort\": " + json_quoted(*effort);
     if (kwargs == nullptr || kwargs->empty())
       written = "{" + member + "}";
     else
@@ -208,6 +208,8 @@ StatusOr<OpenAiRequest> parse_completion(std::string_view body, const gateway::A
   const JsonFields fields(object);
   OpenAiRequest out;
   RETURN_IF_ERROR(parse_common(fields, object, out));
+  ASSIGN_OR_RETURN(const auto special, fields.boolean("allow_special_tokens"));
+  out.generate.allow_special_tokens = special.value_or(false);
   ASSIGN_OR_RETURN(auto prompts, parse_prompts(fields, limits));
   const auto n = static_cast<uint64_t>(std::max<int64_t>(out.generate.n.value_or(1), 1));
   if (n <= limits.max_answers && prompts.size() * n > limits.max_answers)
@@ -256,6 +258,8 @@ StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const gateway::A
   out.return_token_strs = strings.value_or(false);
   ASSIGN_OR_RETURN(auto prompt, fields.text("prompt"));
   if (prompt) {
+    ASSIGN_OR_RETURN(const auto special, fields.boolean("allow_special_tokens"));
+    out.allow_special_tokens = special.value_or(false);
     out.prompt = gateway::TextPrompt{std::move(*prompt)};
     return out;
   }

@@ -50,6 +50,7 @@ struct TokenizeRequest {
   std::string model;  // empty: the served one
   std::variant<gateway::TextPrompt, gateway::ChatPrompt> prompt;
   bool return_token_strs = false;
+  bool allow_special_tokens = false;  // of a text
 };
 StatusOr<TokenizeRequest> parse_tokenize(std::string_view body, const gateway::AdmissionLimits& limits = {});
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "libs/base/clock.h"
-#include "libs/text/conversation/json_text.h"
+#include "libs/base/json_escape.h"
 #include "router_service/http/logprobs_json.h"
 #include "router_service/http/openai_response.h"
 
@@ -284,7 +284,7 @@ void OpenAiWriter::text_chunk(const Choice& of, std::string_view before, std::st
   out += "{\"index\":";
   out += std::to_string(of.index);
   out += before;
-  text::append_json_escaped(out, text);
+  append_json_escaped(out, text);
   out += after;
   out += ",\"logprobs\":null,\"finish_reason\":null}";
   end_chunk(out);

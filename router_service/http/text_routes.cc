@@ -21,7 +21,7 @@ Status unknown_model(std::string_view wanted) {
 
 StatusOr<std::vector<TokenId>> encode(const gateway::Gateway& gateway, const TokenizeRequest& request) {
   if (const auto* text = std::get_if<gateway::TextPrompt>(&request.prompt))
-    return gateway.text().encode(text->text);
+    return gateway.text().encode(text->text, request.allow_special_tokens);
   const auto& chat = std::get<gateway::ChatPrompt>(request.prompt);
   auto encoded = gateway.text().encode_chat(chat, steady_now() + kTemplateTime);
   if (!encoded.ok()) {

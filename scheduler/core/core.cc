@@ -245,6 +245,7 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
   requests_.attach(request, event.gateway);
   emit(ReplySubmit{event.gateway, request.id(), OkStatus()});
   request.prompt_sent = std::max(event.request.prompt_logprobs_delivered, request.prompt_base - 1);
+  request.cached_sent = false;
   event.request.delivered.resize(request.choices.size());
   bool mixed = false;
   for (Choice& choice : request.choices) {

@@ -24,6 +24,17 @@
 
 namespace conclave::scheduler {
 
+// Numbers the sets of shards that active placements name, in their order.
+class ShardSet {
+ public:
+  uint64_t follow(const PlacementTable& active);
+
+ private:
+  Epoch epoch_;
+  std::vector<Incarnation> shards_;  // ascending
+  uint64_t number_ = 0;
+};
+
 class SchedulerCore {
  public:
   // CHECKs options.validate(): services report a bad configuration before they come here.
@@ -117,6 +128,7 @@ class SchedulerCore {
   uint64_t next_seq_ = 1;
   uint32_t largest_pool_ = 0;  // blocks of the largest worker ever seen
   FleetInfo fleet_;
+  ShardSet shard_set_;
   SchedulerMetrics counters_;
   TimePoint last_now_ = 0;
   TimePoint timer_due_ = kNever;    // what plan() asked to be woken for

@@ -162,7 +162,8 @@ bool SchedulerCore::start(Choice& choice, SeqId like, const std::set<Incarnation
     const uint64_t reserve = uint64_t{options_.admission_reserve_tokens} << std::min(choice.preemptions, 24u);
     room.reserve_positions = static_cast<uint32_t>(std::min<uint64_t>(reserve, room.max_positions));
   }
-  PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted), !wants_prompt, like};
+  PrefixUse prefix{faults_.share_any_salt ? "" : prefix_salt(request.accepted),
+                   !wants_prompt && !request.accepted.sampling.every_expert, like};
   const auto best = choose_worker(known, room, prefix, held);
   if (best == nullptr) return false;
   SequenceStart sequence;
@@ -181,6 +182,8 @@ bool SchedulerCore::start(Choice& choice, SeqId like, const std::set<Incarnation
   const uint32_t cached = best->second.admit(std::move(sequence), room, rank, std::move(prefix), choice);
   counters_.prompt_tokens_admitted += tokens;
   counters_.prompt_tokens_cached += cached;
+  // The prompt counts once: its other choices find what the first one left.
+  if (!request.cached_tokens) request.cached_tokens = std::min(cached, request.prompt_tokens());
   requests_.queue().started(request.account, request.prompt_tokens(), now);
   // What is computed again, for want of pages or of a worker, is not the tenant's doing.
   if (!std::exchange(choice.started, true)) {

@@ -2,11 +2,29 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "libs/base/check.h"
 #include "scheduler/core/core.h"
 
 namespace conclave::scheduler {
+namespace {
+
+// Gateways hear of weights being read in steps of at least so much.
+constexpr uint32_t kLoadedStep = 10;
+
+}  // namespace
+
+uint64_t ShardSet::follow(const PlacementTable& active) {
+  if (active.epoch() == epoch_) return number_;
+  epoch_ = active.epoch();
+  std::vector<Incarnation> now;
+  for (const ShardEndpoint& shard : active.shards()) now.push_back(shard.shard);
+  std::sort(now.begin(), now.end());
+  if (now == shards_) return number_;
+  shards_ = std::move(now);
+  return ++number_;
+}
 
 void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   Member* member = members_.find(event.session);
@@ -23,10 +41,14 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   const char* unexpected = nullptr;
   if (const auto* heartbeat = std::get_if<Heartbeat>(&event.message)) {
     member->epoch_in_use = heartbeat->epoch;
+    const uint32_t loaded = heartbeat->loaded_permille.value_or(member->loaded_permille);
+    if (std::exchange(member->loaded_permille, loaded) != loaded) all_due_ = true;
   } else if (auto* result = std::get_if<StepResult>(&event.message)) {
     if (worker) return on_step_result(*member, *result, now);
     unexpected = "a shard reported the result of a step";
   } else if (const auto* ready = std::get_if<PlacementReady>(&event.message)) {
+    member->loaded_permille = 1000;
+    all_due_ = true;
     if (!worker) return placement_.shard_ready(member->hello.incarnation, ready->epoch);
     unexpected = "a worker reported a placement as ready";
   } else if (const auto* trouble = std::get_if<PeerTrouble>(&event.message)) {
@@ -291,8 +313,13 @@ void SchedulerCore::update_fleet() {
         "the expert shards (" + std::to_string(placement_.shards()) + ") are preparing their experts";
   }
   info.ready = info.not_ready.empty();
+  info.loaded_permille = members_.loaded_permille();
+  const bool progressed = info.loaded_permille >= fleet_.loaded_permille + kLoadedStep ||
+                          (info.loaded_permille == 1000 && fleet_.loaded_permille < 1000) ||
+                          info.loaded_permille < fleet_.loaded_permille;
+  info.shard_set = shard_set_.follow(placement_.active());
   if (info.ready == fleet_.ready && info.not_ready == fleet_.not_ready &&
-      info.numerics_id == fleet_.numerics_id)
+      info.numerics_id == fleet_.numerics_id && info.shard_set == fleet_.shard_set && !progressed)
     return;
   fleet_ = std::move(info);
   for (const auto& [session, hello] : gateways_) emit(SendFleet{session, fleet_});

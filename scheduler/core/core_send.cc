@@ -94,6 +94,10 @@ void SchedulerCore::send_choice(Choice& choice) {
     event.logprobs.assign(choice.logprobs.begin() + from, choice.logprobs.end());
     event.top_logprobs.assign(choice.top_logprobs.begin() + from, choice.top_logprobs.end());
   }
+  if (!request.cached_sent && !event.tokens.empty()) {
+    event.cached_tokens = request.cached_tokens;
+    request.cached_sent = true;
+  }
   event.finish = choice.finish;
   event.error = choice.error;
   choice.sent = std::max(choice.sent, count);

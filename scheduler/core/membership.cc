@@ -222,6 +222,18 @@ uint32_t Membership::check_leases(TimePoint now, std::vector<DeadMember>& dead) 
   return new_suspects;
 }
 
+uint32_t Membership::loaded_permille() const {
+  uint64_t sum[2] = {0, 0};
+  uint64_t count[2] = {0, 0};
+  for (const auto& [session, member] : members_) {
+    const size_t kind = member.hello.role == Role::kExpert;
+    sum[kind] += std::min(member.loaded_permille, 1000u);
+    ++count[kind];
+  }
+  const auto mean = [&](size_t kind) { return count[kind] == 0 ? 0 : sum[kind] / count[kind]; };
+  return static_cast<uint32_t>((mean(0) + mean(1)) / 2);
+}
+
 TimePoint Membership::next_timer() const {
   if (next_timer_ > 0) return next_timer_;
   TimePoint next = kNever;

@@ -31,9 +31,10 @@ struct Member {
   Hello hello;
   TimePoint last_heard = 0;
   bool suspect = false;
-  bool draining = false;  // gets nothing new; for the rest of its membership
-  bool drained = false;   // and has been told that nothing is left
-  Epoch epoch_in_use;     // from heartbeats
+  bool draining = false;         // gets nothing new; for the rest of its membership
+  bool drained = false;          // and has been told that nothing is left
+  Epoch epoch_in_use;            // from heartbeats
+  uint32_t loaded_permille = 0;  // the same
   // Complaints of workers about a shard since trouble_since; 0: none.
   uint32_t troubles = 0;
   TimePoint trouble_since = 0;
@@ -76,6 +77,8 @@ class Membership {
   uint32_t check_leases(TimePoint now, std::vector<DeadMember>& dead);
   // When check_leases is due at the latest: not later than needed, at times earlier.
   TimePoint next_timer() const;
+  // FleetInfo::loaded_permille.
+  uint32_t loaded_permille() const;
   size_t fence_size() const { return fenced_.size(); }
 
  private:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -64,6 +65,10 @@ struct Request {
   std::vector<Choice> choices;               // as many for its whole life
   uint32_t live = 0;                         // choices that have not ended
   FinishReason worst = FinishReason::kNone;  // of the ends so far: the request's own, for counters
+
+  // Prompt tokens that its first admission found in a prefix cache; nothing before. The gateway is told once.
+  std::optional<uint32_t> cached_tokens;
+  bool cached_sent = false;
 
   // Of the prompt's tokens, where asked for; the first entry is of position prompt_base.
   std::vector<PromptLogprob> prompt_logprobs;

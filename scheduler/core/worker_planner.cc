@@ -84,7 +84,8 @@ uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixU
   if (start.sampling.prompt_logprobs) seq.prompt_next = start.prompt_logprobs_from;
   seq.planned = seq.computed = first.planned;
   seq.salt = std::move(prefix.salt);
-  seq.own_pages = !limits_.prefix_cache;
+  // A warm-up's keys and values are not those of its tokens.
+  seq.own_pages = !limits_.prefix_cache || start.sampling.every_expert;
   seq.start = std::move(start);
   const auto place = std::upper_bound(running_.begin(), running_.end(), &seq,
                                       [](const Sequence* a, const Sequence* b) { return a->rank < b->rank; });

@@ -472,6 +472,29 @@ TEST_F(WorkerSamplingTest, PromptLogprobsAreThoseOfTheLogitsHoweverThePromptIsCu
   EXPECT_EQ(prompt_rows[0].logprob, first[39].logprob);
 }
 
+TEST_F(WorkerTest, ReadsItsWeightsBitByBitAndSaysHowFarItIs) {
+  const WeightWarmer all(model.dense);
+  ASSERT_GT(all.total(), 100'000u);
+  WeightWarmer warmer(model.dense);
+  EXPECT_EQ(warmer.permille(), 0u);
+  uint32_t last = 0;
+  uint64_t covered = 0;
+  while (!warmer.done()) {
+    const uint64_t more = warmer.warm(40'000);
+    EXPECT_LE(more, 40'000u);
+    covered += more;
+    EXPECT_GE(warmer.permille(), last);
+    last = warmer.permille();
+    EXPECT_EQ(last == 1000, warmer.done());
+  }
+  EXPECT_EQ(covered, all.total());
+  options.warm_slice_bytes = 40'000;
+  make();
+  settle();
+  EXPECT_EQ(worker->heartbeat().loaded_permille, 1000u);
+  EXPECT_EQ(worker->metrics().weight_bytes_warmed, all.total());
+}
+
 TEST_F(WorkerTest, WhatAPlanThatWaitsEndsIsReportedAsReleasedWithTheRunningStep) {
   make();
   BatchPlan p;

@@ -48,7 +48,8 @@ int run(const std::string& checkpoint) {
   TinyRouter& real = **made;
   const gateway::TextCodec& text = *real.text;
   FakeScheduler model([&text](const AcceptedRequest& request) {
-    auto tokens = text.encode(scripted(text.decode(request.prompt, /*skip_special=*/false)));
+    auto tokens = text.encode(scripted(text.decode(request.prompt, /*skip_special=*/false)),
+                              /*special_tokens=*/true);
     return tokens.ok() ? *tokens : std::vector<TokenId>{};
   });
   RouterConfig config;

@@ -63,6 +63,16 @@ class Inference(ByReflection):
         self.assertEqual(len(answer.choices[0].logprobs[0].top), 2)
         self.assertEqual(len(answer.prompt_logprobs), answer.usage.prompt_tokens - 1)
 
+    def test_usage_says_what_was_cached(self):
+        text = "A prompt of a few dozen tokens that nobody else here sends: 8 27 64 125 216 343 512 729 1000. " * 2
+        first = self.call("Generate", text=text, max_tokens=2).usage
+        self.assertTrue(first.HasField("cached_tokens"))
+        self.assertEqual(first.cached_tokens, 0)
+        again = self.call("Generate", text=text, max_tokens=2, n=2).usage
+        self.assertEqual(again.prompt_tokens, first.prompt_tokens)
+        self.assertEqual(again.cached_tokens, (first.prompt_tokens - 1) // 16 * 16)
+        self.assertGreater(again.cached_tokens, 0)
+
     def test_abort(self):
         request = self.message("GenerateRequest")(text="abc", max_tokens=400, ignore_eos=True, request_id="to-abort")
         stream = self.method("GenerateStream", self.channel.unary_stream)(request)

@@ -54,9 +54,11 @@ ProcessCluster::ProcessCluster(ClusterShape shape)
       prefix_(g_directory + "/" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + "-") {
   start_scheduler();
   shards.resize(shape_.shards);
-  for (size_t i = 0; i < shape_.shards; ++i) start_shard(i);
   other_workers.resize(shape_.workers - 1);
-  for (size_t i = 0; i < shape_.workers; ++i) start_worker(i);
+  if (shape_.start_members) {
+    for (size_t i = 0; i < shape_.shards; ++i) start_shard(i);
+    for (size_t i = 0; i < shape_.workers; ++i) start_worker(i);
+  }
   rpc::ClientOptions options;
   options.target = scheduler_address_;
   options.reconnect_max = 200 * kMillisecond;

@@ -36,6 +36,7 @@ struct ClusterShape {
   uint32_t workers = 1;
   std::string model;  // empty: ClusterEnvironment::model()
   std::vector<std::string> scheduler_arguments;
+  bool start_members = true;  // false: only the scheduler starts by itself
   std::vector<std::string> worker_arguments = {"--set", "attention.kv_bytes=64MiB"};
 };
 

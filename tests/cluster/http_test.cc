@@ -112,6 +112,42 @@ TEST_F(HttpTest, SixteenStreamsSurviveEachProcessBehindTheRouter) {
   EXPECT_EQ(cluster.unexpected_ends(), "");
 }
 
+// "N" after the name in the answer's last usage; "" where there is none.
+std::string last_number(const std::string& text, const std::string& name) {
+  const size_t at = text.rfind("\"" + name + "\":");
+  if (at == std::string::npos) return "";
+  const size_t from = at + name.size() + 3;
+  return text.substr(from, text.find_first_not_of("0123456789", from) - from);
+}
+
+TEST_F(HttpTest, UsageSaysWhatOfARepeatedPromptWasCached) {
+  const auto usage = [&](const std::string& path, const std::string& body) {
+    auto answer = http_post(cluster.http_address(), path, body, kCompletionLimit);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(answer->code, 200) << answer->body;
+    const std::string cached = last_number(answer->body, "cached_tokens");
+    return std::pair(cached.empty() ? -1 : std::stoi(cached),
+                     std::stoi("0" + last_number(answer->body, "prompt_tokens")));
+  };
+  const std::string streamed = R"(,"stream":true,"stream_options":{"include_usage":true})";
+  const std::string words(200, 'q');
+  for (const bool chat : {false, true}) {
+    const std::string path = chat ? "/v1/chat/completions" : "/v1/completions";
+    const std::string prompt =
+        chat ? R"("messages":[{"role":"user","content":")" + words + "\"}]" : "\"prompt\":\"" + words + "\"";
+    const std::string body = "{" + prompt + R"(,"max_tokens":3,"ignore_eos":true,"n":)";
+    const auto [none, tokens] = usage(path, body + "3}");
+    EXPECT_GT(tokens, 32);
+    EXPECT_EQ(none, 0) << path;
+    // All whole pages but what the last token needs; once, whatever the number of choices.
+    const int cached = (tokens - 1) / 16 * 16;
+    EXPECT_EQ(usage(path, body + "1}"), std::pair(cached, tokens)) << path;
+    EXPECT_EQ(usage(path, body + "4}"), std::pair(cached, tokens)) << path;
+    EXPECT_EQ(usage(path, body + "2" + streamed + "}"), std::pair(cached, tokens)) << path;
+    EXPECT_EQ(usage(path, body + R"(1,"cache_salt":"other")" + streamed + "}"), std::pair(0, tokens)) << path;
+  }
+}
+
 TEST_F(HttpTest, BadInputIsAnAnswerAndTheClusterGoesOn) {
   const std::string text = complete(cluster.http_address(), 2, 8, false);
   const std::map<std::string, std::string> bad = {

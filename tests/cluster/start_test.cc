@@ -105,6 +105,46 @@ TEST(StartTest, AMissingOrBrokenCheckpointIsOneLine) {
   EXPECT_THAT(truncated.text, AllOf(HasSubstr("model.path"), HasSubstr(".safetensors")));
 }
 
+// "fraction":0.1234 of an answer of /startupz; -1 where it is null.
+double fraction_of(const std::string& body) {
+  const size_t at = body.find("\"fraction\":");
+  return at == std::string::npos || body.compare(at + 11, 4, "null") == 0 ? -1
+                                                                          : std::atof(body.c_str() + at + 11);
+}
+
+TEST(StartTest, TheRouterShowsHowFarItsClusterIs) {
+  ClusterShape shape;
+  shape.start_members = false;
+  ProcessCluster cluster(shape);
+  cluster.start_router();
+  const auto startup = [&] {
+    auto answer = http_get(cluster.ops("router"), "/startupz");
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return answer.ok() ? std::pair(answer->code, answer->body) : std::pair(0, std::string());
+  };
+  const auto shows = [&](const std::string& phase, const std::string& detail, double from, double to) {
+    return eventually([&] {
+      const auto [code, body] = startup();
+      const double fraction = fraction_of(body);
+      return code == 503 && body.find("\"phase\":\"" + phase) != std::string::npos &&
+             body.find(detail) != std::string::npos && fraction >= from && fraction <= to;
+    });
+  };
+  EXPECT_TRUE(shows("waiting for the cluster", "no attention worker", 0.04, 0.06)) << startup().second;
+  cluster.start_worker();  // and reads its weights: half of all there is to do
+  EXPECT_TRUE(shows("loading weights", "no expert shard", 0.45, 0.55)) << startup().second;
+  EXPECT_THAT(startup().second, HasSubstr("\"elapsed_seconds\":"));
+  auto ready = http_get(cluster.ops("router"), "/readyz");
+  ASSERT_TRUE(ready.ok());
+  EXPECT_EQ(ready->code, 503);
+  cluster.start_shard(0);
+  cluster.start_shard(1);
+  EXPECT_TRUE(eventually([&] { return startup().first == 200; })) << startup().second;
+  EXPECT_EQ(fraction_of(startup().second), 1);
+  EXPECT_TRUE(cluster.wait_router_ready());
+  EXPECT_EQ(cluster.unexpected_ends(), "");
+}
+
 TEST(StartTest, AServiceWithoutPeersIsUnreadySaysWhyAndRetries) {
   const std::string ready = path_of("lonely.ready");
   // A port that nobody listens on: taken from a scheduler that has ended.

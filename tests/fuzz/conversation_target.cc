@@ -120,7 +120,7 @@ bool try_coercion(std::string_view schema, std::string_view value) {
         if (from_text == "null") break;
         [[fallthrough]];
       case text::ParameterSchema::TextForm::kString:
-        CONCLAVE_CHECK(from_text == text::json_quoted(value));
+        CONCLAVE_CHECK(from_text == json_quoted(value));
         break;
       case text::ParameterSchema::TextForm::kWhole:
         break;

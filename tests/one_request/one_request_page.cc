@@ -28,8 +28,9 @@ constexpr int kMaxTokens = 2;
 class TokenizerCodec : public gateway::TextCodec {
  public:
   explicit TokenizerCodec(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  StatusOr<std::vector<TokenId>> encode(std::string_view text) const override {
-    return tokenizer_.encode(text, text::SpecialTokens::kParse);
+  StatusOr<std::vector<TokenId>> encode(std::string_view text, bool special_tokens) const override {
+    return tokenizer_.encode(text,
+                             special_tokens ? text::SpecialTokens::kParse : text::SpecialTokens::kAsText);
   }
   StatusOr<gateway::EncodedChat> encode_chat(const gateway::ChatPrompt&, TimePoint) const override {
     return failed_precondition("no template here");

@@ -300,6 +300,24 @@ TEST(FrontDoorTest, EveryVisitLeavesOneLine) {
               ::testing::Contains(Pair("x-ratelimit-remaining-tokens", ::testing::AnyOf("900", "901"))));
 }
 
+// The scheduler's thread may be the last to let go of a visit, when the door is closed already.
+TEST(FrontDoorTest, AVisitMayOutliveItsDoor) {
+  FrontDoorOptions options;
+  int lines = 0;
+  options.on_end = [&](const AccessLine&) { ++lines; };
+  auto door = FrontDoor::open(options);
+  ASSERT_TRUE(door.ok());
+  auto visit = (*door)->enter("http", "/x", "id", nullptr);
+  auto other = (*door)->enter("http", "/x", "id", nullptr);
+  other.reset();
+  EXPECT_EQ(lines, 1);
+  door->reset();
+  EXPECT_TRUE(visit->charge(1).ok());
+  visit->answered(200);
+  visit.reset();
+  EXPECT_EQ(lines, 1) << "whoever wanted the line may be gone too";
+}
+
 TEST(FrontDoorTest, ReloadsAndVisitsAtOnce) {
   KeyDir keys;
   keys.write(format_key_line(line_of("ck-a", "alice", {1000000, 0, false})));

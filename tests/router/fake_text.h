@@ -50,7 +50,16 @@ inline std::vector<TokenId> byte_tokens(std::string_view text) {
 
 class FakeText : public gateway::TextCodec {
  public:
-  StatusOr<std::vector<TokenId>> encode(std::string_view text) const override { return byte_tokens(text); }
+  StatusOr<std::vector<TokenId>> encode(std::string_view text, bool special_tokens) const override {
+    if (!special_tokens) return byte_tokens(text);
+    std::vector<TokenId> tokens;
+    while (!text.empty()) {
+      const bool eos = text.starts_with("<eos>");
+      tokens.push_back(eos ? kEos : static_cast<unsigned char>(text[0]));
+      text.remove_prefix(eos ? 5 : 1);
+    }
+    return tokens;
+  }
   // "[chat]" and the messages, tools and template variables; a conversation of the M2 format.
   StatusOr<gateway::EncodedChat> encode_chat(const gateway::ChatPrompt& chat,
                                              TimePoint deadline) const override {

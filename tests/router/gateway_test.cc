@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
+#include <thread>
+
 #include "tests/router/gateway_fixture.h"
 
 namespace conclave::gateway {
@@ -384,6 +388,33 @@ TEST_F(GatewayTest, ShutdownEndsWhatIsOpen) {
   client.take();
   EXPECT_EQ(client.last.error.code(), StatusCode::kUnavailable);
   EXPECT_TRUE(scheduler.wait_cancelled(1));
+}
+
+// An end that another thread is just reporting: the gateway must not go away under it.
+TEST(GatewayEnds, TheGatewayWaitsForAnEndThatIsBeingReported) {
+  FakeScheduler scheduler;
+  FakeText text;
+  std::promise<void> reporting, go_on;
+  std::atomic<bool> reported{false};
+  auto gateway =
+      std::make_unique<Gateway>(GatewayOptions{}, fake_model(), scheduler, text, [&](const Summary&) {
+        reporting.set_value();
+        go_on.get_future().wait();
+        reported = true;
+      });
+  Client client(*gateway);
+  ASSERT_TRUE(client.start(text_request("hi")).ok());
+  const RequestId id = scheduler.wait_submitted().id;
+  std::thread emitting([&] { scheduler.emit(id, 0, {'x'}, FinishReason::kLength); });
+  reporting.get_future().wait();
+  auto gone = std::async(std::launch::async, [&] {
+    gateway.reset();
+    return reported.load();
+  });
+  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  go_on.set_value();
+  EXPECT_TRUE(gone.get());
+  emitting.join();
 }
 
 // Many requests through an answering scheduler, some cancelled at once: every one ends exactly once.

@@ -337,7 +337,7 @@ TEST(AdmissionTest, TheQueueIsBoundedInRequestsAndTokens) {
 TEST(AdmissionTest, ALargePromptIsRefusedBeforeItIsTokenized) {
   // A codec that must not be asked.
   struct NoText : testing::FakeText {
-    StatusOr<std::vector<TokenId>> encode(std::string_view) const override {
+    StatusOr<std::vector<TokenId>> encode(std::string_view, bool) const override {
       ADD_FAILURE() << "it was tokenized";
       return std::vector<TokenId>{1};
     }
@@ -422,6 +422,35 @@ TEST(AdmissionTest, ControlTokensNeedATrustedCaller) {
   EXPECT_EQ(r.status, 403) << r.body;
   EXPECT_EQ(param_of(r), "allow_special_tokens");
   EXPECT_EQ(http_call(guarded.port(), "POST", "/v1/chat/completions", body, bearer("ck-bob")).status, 200);
+}
+
+TEST(AdmissionTest, ARawPromptIsTextUnlessATrustedCallerSaysOtherwise) {
+  Guarded guarded(format_key_line(line_of("ck-alice", "alice")) + "\n" +
+                  format_key_line(line_of("ck-bob", "bob", {0, 0, true})));
+  const auto ask = [&](const std::string& more, const char* key) {
+    return http_call(guarded.port(), "POST", "/v1/completions",
+                     R"({"prompt":"a<eos>b","max_tokens":1,"return_token_ids":true)" + more + "}",
+                     bearer(key));
+  };
+  const char* const as_text = "\"prompt_token_ids\":[97,60,101,111,115,62,98]";
+  for (const char* key : {"ck-alice", "ck-bob"}) {
+    for (const char* more : {"", R"(,"allow_special_tokens":false)"})
+      EXPECT_THAT(ask(more, key).body, HasSubstr(as_text));
+  }
+  const RawResponse r = ask(R"(,"allow_special_tokens":true)", "ck-alice");
+  EXPECT_EQ(r.status, 403) << r.body;
+  EXPECT_EQ(param_of(r), "allow_special_tokens");
+  EXPECT_THAT(ask(R"(,"allow_special_tokens":true)", "ck-bob").body,
+              HasSubstr("\"prompt_token_ids\":[97,256,98]"));
+
+  // /tokenize shows what either would be.
+  const auto tokens = [&](const std::string& more) {
+    return http_call(guarded.port(), "POST", "/tokenize", R"({"prompt":"a<eos>b")" + more + "}",
+                     bearer("ck-alice"))
+        .body;
+  };
+  EXPECT_THAT(tokens(""), HasSubstr("\"count\":7"));
+  EXPECT_THAT(tokens(R"(,"allow_special_tokens":true)"), HasSubstr("\"tokens\":[97,256,98]"));
 }
 
 TEST(AdmissionTest, EveryLimitHasAName) {

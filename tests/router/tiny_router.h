@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "libs/base/random.h"
 #include "libs/base/status.h"
@@ -19,7 +18,8 @@ namespace conclave::testing {
 class TinyRouter {
  public:
   // `checkpoint`: a directory; empty: one is made.
-  static StatusOr<std::unique_ptr<TinyRouter>> start(RouterConfig config = {}, std::string checkpoint = "") {
+  static StatusOr<std::unique_ptr<TinyRouter>> start(RouterConfig config = {}, std::string checkpoint = "",
+                                                     LocalClusterOptions cluster = {}) {
     auto made = std::unique_ptr<TinyRouter>(new TinyRouter);
     if (checkpoint.empty()) {
       made->dir_ =
@@ -32,16 +32,14 @@ class TinyRouter {
       auto report = make_checkpoint(make);
       if (!report.ok()) return report.status();
     }
-    ASSIGN_OR_RETURN(made->cluster, LocalCluster::load(checkpoint, {}));
+    ASSIGN_OR_RETURN(made->cluster, LocalCluster::load(checkpoint, std::move(cluster)));
     RETURN_IF_ERROR(made->cluster->wait_ready());
     config.http_listen = config.grpc_listen = config.admin_listen = "127.0.0.1:0";
     ASSIGN_OR_RETURN(made->text, router::load_model_text(checkpoint, config));
     ASSIGN_OR_RETURN(made->server,
                      router::RouterServer::start(config, made->cluster->spec(), made->cluster->port(),
                                                  *made->text, &made->metrics));
-    for (int i = 0; i < 3000 && !made->server->readiness().ready(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    if (!made->server->readiness().ready()) return unavailable(made->server->readiness().reasons.front());
+    RETURN_IF_ERROR(made->server->wait_ready(30 * kSecond));
     return made;
   }
   ~TinyRouter() {

@@ -46,6 +46,57 @@ TEST_F(WarmUpTest, OneTokenOfOneSmallPromptMakesItWarm) {
   EXPECT_EQ(scheduler.submitted(), 1u);
 }
 
+TEST_F(WarmUpTest, ThePromptGoesThroughEachExpertTwice) {
+  warm.poll(now);
+  EXPECT_TRUE(scheduler.wait_submitted().sampling.every_expert);
+  ModelSpec model = testing::fake_model();
+  model.num_experts = 300;
+  model.experts_per_token = 4;
+  WarmUp many(scheduler, model, testing::kFakeVocab);
+  many.poll(now);
+  EXPECT_EQ(scheduler.wait_submitted(1).prompt.size(), 150u);
+}
+
+FleetInfo fleet_with(uint64_t shard_set) {
+  FleetInfo fleet{true, "", 0, "", ""};
+  fleet.shard_set = shard_set;
+  return fleet;
+}
+
+TEST_F(WarmUpTest, AShardThatJoinsDuringTheFirstAttemptMustBeInOne) {
+  scheduler.set_fleet(fleet_with(1));
+  warm.poll(now);
+  scheduler.set_fleet(fleet_with(2));
+  warm.poll(now);
+  scheduler.emit(scheduler.wait_submitted(0).id, 0, {'a'}, FinishReason::kLength);
+  EXPECT_NE(warm.not_warm(), "") << "the second shard has answered nothing yet";
+  warm.poll(now + 1);
+  ASSERT_EQ(scheduler.submitted(), 1u) << "not before the clock says so";
+  warm.poll(steady_now());
+  ASSERT_EQ(scheduler.submitted(), 2u);
+  EXPECT_NE(warm.not_warm(), "");
+  scheduler.emit(scheduler.wait_submitted(1).id, 0, {'a'}, FinishReason::kLength);
+  EXPECT_EQ(warm.not_warm(), "");
+}
+
+TEST_F(WarmUpTest, AShardThatJoinsAWarmFleetIsWarmedToo) {
+  scheduler.set_fleet(fleet_with(1));
+  warm.poll(now);
+  scheduler.emit(scheduler.wait_submitted(0).id, 0, {'a'}, FinishReason::kLength);
+  EXPECT_EQ(warm.not_warm(), "");
+  scheduler.set_fleet(fleet_with(2));
+  warm.poll(steady_now());
+  ASSERT_EQ(scheduler.submitted(), 2u);
+  EXPECT_EQ(warm.not_warm(), "") << "it served without that shard before";
+  scheduler.emit(scheduler.wait_submitted(1).id, 0, {}, FinishReason::kError, "the shard died");
+  EXPECT_EQ(warm.not_warm(), "");
+  warm.poll(steady_now() + 2 * kSecond);
+  ASSERT_EQ(scheduler.submitted(), 3u) << "tried again";
+  scheduler.emit(scheduler.wait_submitted(2).id, 0, {'a'}, FinishReason::kLength);
+  warm.poll(steady_now() + 3600 * kSecond);
+  EXPECT_EQ(scheduler.submitted(), 3u);
+}
+
 TEST_F(WarmUpTest, AFailureIsShownAndTriedAgain) {
   warm.poll(now);
   scheduler.refuse(scheduler.wait_submitted(0).id, unavailable("the queue is full"));

@@ -53,6 +53,7 @@ class Maker {
     if (r.chance(0.3)) s.logit_bias.push_back({1000, -std::numeric_limits<float>::infinity()});
     s.prompt_logprobs = r.chance(0.5);
     s.prompt_top_logprobs = u(20);
+    s.every_expert = r.chance(0.5);
     return s;
   }
   std::vector<TokenLogprob> top() {
@@ -62,7 +63,7 @@ class Maker {
   }
   std::vector<PromptLogprob> prompt_logprobs() {
     std::vector<PromptLogprob> out(u(4));
-    for (PromptLogprob& p : out) p = {-f() * 10, top()};
+    for (PromptLogprob& p : out) p = {-f() * 10, top(), u(1000)};
     return out;
   }
   Hello hello() {
@@ -169,6 +170,7 @@ class Maker {
     e.error = text();
     e.prompt_start = 1 + u(50);
     e.prompt_logprobs = prompt_logprobs();
+    if (r.chance(0.5)) e.cached_tokens = u(100);
     return e;
   }
 
@@ -269,9 +271,18 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     EXPECT_EQ(event2.tokens, event.tokens);
     EXPECT_EQ(event2.logprobs, event.logprobs);
     EXPECT_EQ(event2.finish, event.finish);
+    EXPECT_EQ(event2.cached_tokens, event.cached_tokens);
 
-    round_trip<pb::FleetInfo>(
-        FleetInfo{make.r.chance(0.5), make.text(), make.u(1000), make.text(), make.text()});
+    FleetInfo fleet{make.r.chance(0.5), make.text(), make.u(1000), make.text(), make.text()};
+    fleet.loaded_permille = make.u(1001);
+    fleet.shard_set = make.r.next();
+    const FleetInfo fleet2 = round_trip<pb::FleetInfo>(fleet);
+    EXPECT_EQ(fleet2.loaded_permille, fleet.loaded_permille);
+    EXPECT_EQ(fleet2.shard_set, fleet.shard_set);
+    const Heartbeat beat{Epoch(make.u(9)), 3,
+                         make.r.chance(0.5) ? std::optional(make.u(1001)) : std::nullopt};
+    EXPECT_EQ(std::get<Heartbeat>(round_trip<pb::MemberUp>(FromMember(beat))).loaded_permille,
+              beat.loaded_permille);
     round_trip<pb::Welcome>(
         Welcome{Incarnation(make.r.next() | 1), static_cast<Nanos>(make.u(1000)), make.text()});
     for (const ToMember& down : {ToMember(plan), ToMember(PlacementUpdate{table}), ToMember(Drained{}),
@@ -619,7 +630,8 @@ TEST(ConvertTest, TokenBatchesKeepEveryEvent) {
   event.tokens = {1};
   for (const auto edit : std::initializer_list<void (*)(TokenEvent&)>{
            [](TokenEvent& e) { e.logprobs = {-1}; }, [](TokenEvent& e) { e.top_logprobs.resize(1); },
-           [](TokenEvent& e) { e.error = "x"; }, [](TokenEvent& e) { e.prompt_logprobs.resize(1); }}) {
+           [](TokenEvent& e) { e.error = "x"; }, [](TokenEvent& e) { e.prompt_logprobs.resize(1); },
+           [](TokenEvent& e) { e.cached_tokens = 0; }}) {
     TokenEvent more = event;
     edit(more);
     EXPECT_FALSE(append(more, &none));

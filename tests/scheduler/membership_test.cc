@@ -187,6 +187,42 @@ TEST(Placement, WorkersSwitchWhenEveryShardIsReady) {
   EXPECT_EQ(h.workers[late].placement.epoch(), epoch);
 }
 
+TEST(Fleet, GatewaysHearHowMuchOfTheWeightsIsRead) {
+  Harness h;
+  h.gateway = h.join_gateway();
+  const FleetInfo& fleet = h.gateways[h.gateway].fleet;
+  EXPECT_EQ(fleet.loaded_permille, 0u);
+  EXPECT_EQ(fleet.shard_set, 0u);
+  const auto beat = [&](SessionId session, std::optional<uint32_t> loaded) {
+    h.event(MemberMessage{session, Heartbeat{Epoch(), 0, loaded}});
+  };
+  const SessionId worker = h.join_worker(101);
+  beat(worker, 500);
+  EXPECT_EQ(fleet.loaded_permille, 250u) << "no shard is there";
+  const SessionId a = h.join(Harness::member_hello(Role::kExpert, 201));
+  const SessionId b = h.join(Harness::member_hello(Role::kExpert, 202));
+  beat(worker, 1000);
+  beat(a, 400);
+  EXPECT_EQ(fleet.loaded_permille, 600u);
+  beat(a, 410);
+  EXPECT_EQ(fleet.loaded_permille, 600u) << "not for every page";
+  beat(a, std::nullopt);
+  beat(b, 500);
+  EXPECT_EQ(fleet.loaded_permille, 727u);
+  h.advance(h.options.placement_settle_ms * kMillisecond);
+  const Epoch epoch = h.to_prepare[a].epoch();
+  h.event(MemberMessage{a, PlacementReady{epoch}});
+  h.event(MemberMessage{b, PlacementReady{epoch}});
+  EXPECT_EQ(fleet.loaded_permille, 1000u);
+  EXPECT_TRUE(fleet.ready);
+  const uint64_t two = fleet.shard_set;
+  EXPECT_GT(two, 0u);
+  h.join_worker(102);
+  EXPECT_EQ(fleet.shard_set, two);
+  h.join_shard(203);
+  EXPECT_GT(fleet.shard_set, two) << "another shard";
+}
+
 TEST(Placement, ALostShardsExpertsMoveToTheSurvivors) {
   Harness h;
   h.make_ready();

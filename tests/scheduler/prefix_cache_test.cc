@@ -42,6 +42,29 @@ TEST_F(Prefix, WhatBeginsAlikeIsComputedOnceAndTheLastTokenAlways) {
   EXPECT_GT(h.core.metrics().kv_blocks_cached, 0u);
 }
 
+TEST_F(Prefix, TheGatewayIsToldOnceHowMuchOfAPromptWasCached) {
+  h.make_ready();
+  const AcceptedRequest first = Harness::request(1, 40, 3);
+  AcceptedRequest many = like(first, 3);
+  many.choices = 3;
+  AcceptedRequest fresh = Harness::request(4, 50, 3);
+  fresh.choices = 3;  // its second choice may find what its first has computed; the prompt counts once
+  const std::vector<std::pair<AcceptedRequest, uint32_t>> cases = {
+      {first, 0}, {like(first, 2), 32}, {many, 32}, {fresh, 0}};
+  for (const auto& [request, cached] : cases) {
+    h.gateways[h.gateway].events.clear();
+    h.submit(request);
+    h.run_all();
+    std::vector<uint32_t> told;
+    const std::vector<TokenEvent>& events = h.gateways[h.gateway].events;
+    ASSERT_FALSE(events.empty());
+    for (const TokenEvent& event : events)
+      if (event.cached_tokens) told.push_back(*event.cached_tokens);
+    EXPECT_EQ(told, std::vector<uint32_t>{cached}) << "request " << request.id.lo;
+    EXPECT_TRUE(events[0].cached_tokens.has_value()) << "it comes with the first tokens";
+  }
+}
+
 TEST_F(Prefix, AConversationGoesOnFromItsAnswer) {
   h.make_ready();
   const AcceptedRequest first = Harness::request(1, 20, 30);
@@ -106,6 +129,19 @@ TEST_F(Prefix, CachedPagesAreGivenUpWhenRoomIsNeededAndNeverBeforeOnesInUse) {
   const SchedulerMetrics m = h.core.metrics();
   EXPECT_LE(m.kv_blocks_cached, 64u);
   EXPECT_EQ(prefilled(like(Harness::request(112, 200, 8), 200)), 200u - 192u);
+}
+
+// Its keys and values are not those of its tokens: whoever sends the same tokens must not find them.
+TEST_F(Prefix, WhatAWarmUpComputedIsNeverShared) {
+  h.make_ready();
+  AcceptedRequest warm_up = Harness::request(1, 40, 3);
+  warm_up.sampling.every_expert = true;
+  EXPECT_EQ(prefilled(warm_up), 40u);
+  AcceptedRequest same = like(warm_up, 2);
+  same.sampling.every_expert = false;
+  EXPECT_EQ(prefilled(same), 40u);
+  EXPECT_EQ(prefilled(like(warm_up, 3)), 40u) << "nor does it leave anything out that it should go through";
+  EXPECT_EQ(prefilled(like(same, 4)), 8u);
 }
 
 TEST_F(Prefix, SwitchedOffNothingIsKept) {

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "libs/base/json_escape.h"
+
 namespace conclave::text {
 
 enum class JsonKind : uint8_t { kNull, kBoolean, kNumber, kString, kArray, kObject };
@@ -33,10 +35,6 @@ std::vector<JsonMember> json_members(const JsonSlice& object);
 std::vector<JsonSlice> json_elements(const JsonSlice& array);
 // What a string slice says; a lone surrogate becomes U+FFFD.
 std::string json_string(const JsonSlice& string);
-
-// Appends `text` as the inside of a JSON string. Any cut of the text gives the same bytes.
-void append_json_escaped(std::string& out, std::string_view text);
-std::string json_quoted(std::string_view text);
 
 bool is_json_space(char c);
 std::string_view trim_json_space(std::string_view text);

@@ -1,0 +1,28 @@
+// Weights lie in mapped files: reading one byte of each page brings them into memory before they are needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "libs/model/weights.h"
+
+namespace conclave {
+
+// Returns `bytes`.
+inline uint64_t page_in(const void* data, size_t bytes) {
+  constexpr size_t kPageBytes = 4096;
+  const auto* p = static_cast<const volatile unsigned char*>(data);
+  for (size_t i = 0; i < bytes; i += kPageBytes) (void)p[i];
+  return bytes;
+}
+
+// Of the scales of an FP8 matrix; 0 for others.
+inline size_t scale_bytes(const WeightView& w) {
+  return w.scales == nullptr ? 0 : static_cast<size_t>((w.rows + 127) / 128) * w.scale_cols * sizeof(float);
+}
+
+inline uint64_t page_in(const WeightView& w) {
+  return page_in(w.data, w.bytes()) + page_in(w.scales, scale_bytes(w));
+}
+
+}  // namespace conclave
