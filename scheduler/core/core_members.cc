@@ -96,7 +96,6 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   limits.steps_in_flight = options_.steps_in_flight;
   limits.vocab_size = info.vocab_size;
   limits.prefix_cache = options_.prefix_cache;
-  limits.owed_prefill = options_.max_owed_prefill_tokens;
   limits.growth_pages = options_.preemption ? 1 : 0;
   limits.step_target = options_.itl_target_ms * kMillisecond;
   limits.min_prefill = options_.min_prefill_tokens;

@@ -48,9 +48,6 @@ struct SchedulerOptions {
   // it was preempted. Without preemption it starts once there is room for all it may generate.
   bool preemption = true;
   uint32_t admission_reserve_tokens = 64;
-  // Nothing starts on a worker that has so many rows of prefill before it: until then the order may still
-  // change. 0: no bound.
-  uint32_t max_owed_prefill_tokens = 1'024;
 
   // Pages of prompts and answers are kept while nobody needs their room, for requests that begin alike.
   bool prefix_cache = true;

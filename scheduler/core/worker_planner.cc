@@ -50,7 +50,6 @@ uint32_t WorkerPlanner::first_pages(std::span<const TokenId> known, Room room, c
 std::optional<uint32_t> WorkerPlanner::fit(std::span<const TokenId> known, Room room,
                                            const PrefixUse& prefix) const {
   if (running_.size() >= limits_.sequences) return std::nullopt;
-  if (limits_.owed_prefill > 0 && owed_ >= limits_.owed_prefill) return std::nullopt;
   const Begin start = begin(known, prefix);
   const uint64_t needed = uint64_t{first_pages(known, room, start)} + pool_.cached_among(start.shared) +
                           uint64_t{running_.size()} * limits_.growth_pages;
@@ -90,7 +89,6 @@ uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixU
   const auto place = std::upper_bound(running_.begin(), running_.end(), &seq,
                                       [](const Sequence* a, const Sequence* b) { return a->rank < b->rank; });
   running_.insert(place, &seq);
-  owed_ += seq.known - seq.planned;
   return first.planned;
 }
 
@@ -100,7 +98,6 @@ void WorkerPlanner::end(SeqId id) {
   Sequence& seq = it->second;
   seq.ended = true;
   seq.owner = nullptr;
-  owed_ -= std::max(seq.known, seq.planned) - seq.planned;
   std::erase(running_, &seq);
   pool_.give_up_promise(seq.promised);
   seq.promised = 0;
@@ -211,7 +208,6 @@ void WorkerPlanner::plan_prefill(BatchPlan& plan, Step& step) {
     if (seq->planned >= seq->known) continue;
     const uint32_t count = std::min({seq->known - seq->planned, limits_.chunk_tokens, budget});
     add_slice(plan, step, *seq, count);
-    owed_ -= count;
     budget -= count;
     step.prefill_rows += count;
   }
@@ -450,9 +446,6 @@ Status WorkerPlanner::audit() const {
   if (working_steps() > limits_.steps_in_flight || in_flight_.size() > 2 * limits_.steps_in_flight) {
     return internal_error("too many steps in flight");
   }
-  uint64_t owed = 0;
-  for (const Sequence* seq : running_) owed += std::max(seq->known, seq->planned) - seq->planned;
-  if (owed != owed_) return internal_error("owed prefill is miscounted");
   for (size_t i = 1; i < running_.size(); ++i) {
     if (!(running_[i - 1]->rank < running_[i]->rank)) return internal_error("running list is out of order");
   }

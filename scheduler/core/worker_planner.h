@@ -36,7 +36,6 @@ struct WorkerLimits {
   uint32_t steps_in_flight = 0;
   uint32_t vocab_size = 0;  // 0: unknown
   bool prefix_cache = true;
-  uint32_t owed_prefill = 0;  // rows, past which nothing is admitted; 0: no bound
   uint32_t growth_pages = 1;  // that stay free at an admission for each sequence that runs
   Nanos step_target = 0;      // prefill beside decodes is cut so that a step takes this; 0: it is not
   uint32_t min_prefill = 16;  // rows of prefill a step carries however slow it is
@@ -91,8 +90,8 @@ class WorkerPlanner {
   // Pages a sequence of that many positions needs at worst.
   static uint32_t blocks_for(uint64_t positions);
 
-  // How many known tokens would need no computing here; nothing when there is no slot, too much prefill is
-  // owed, or there are too few pages.
+  // How many known tokens would need no computing here; nothing when there is no slot or too few pages for
+  // max_positions.
   // Beside what it needs, growth_pages stay free for each running sequence: they are about to grow.
   std::optional<uint32_t> fit(std::span<const TokenId> known, Room room, const PrefixUse& prefix) const;
   // Takes a sequence in: `start.tokens` are known, further ones are sampled until there are max_positions in
@@ -213,7 +212,6 @@ class WorkerPlanner {
   std::vector<SeqId> preempted_;
   // For the next plan, whatever else it holds: the page copied from cannot be given away before that.
   std::vector<PageCopy> pending_copies_;
-  uint64_t owed_ = 0;  // known tokens of running sequences that no plan has granted
   StepTime step_time_;
   std::deque<Step> in_flight_;
   uint64_t next_step_ = 1;

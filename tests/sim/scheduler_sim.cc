@@ -15,7 +15,6 @@ SchedulerSim::SchedulerSim(const SimConfig& config) : config_(config), random_(c
   options_.steps_in_flight = static_cast<uint32_t>(between(1, 3));
   options_.preemption = !random_.chance(0.15);
   options_.admission_reserve_tokens = static_cast<uint32_t>(between(0, 24));
-  options_.max_owed_prefill_tokens = random_.chance(0.3) ? 0 : static_cast<uint32_t>(between(1, 60));
   options_.itl_target_ms = random_.chance(0.5) ? 0 : static_cast<uint32_t>(between(1, 20));
   options_.min_prefill_tokens = static_cast<uint32_t>(between(1, 8));
   options_.band_aging_ms = random_.chance(0.2) ? 0 : static_cast<uint32_t>(between(20, 2000));
