@@ -99,6 +99,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   limits.growth_pages = options_.preemption ? 1 : 0;
   limits.step_target = options_.itl_target_ms * kMillisecond;
   limits.min_prefill = options_.min_prefill_tokens;
+  limits.owed_prefill = options_.max_owed_prefill_tokens;
   workers_.try_emplace(info.incarnation, info.kv_blocks, limits, faults_);
   largest_pool_ = std::max(largest_pool_, info.kv_blocks);
   if (placement_.active().epoch()) emit(SendMember{session, PlacementUpdate{placement_.active()}});

@@ -43,6 +43,10 @@ struct SchedulerOptions {
   // 0: only the budget counts. At least min_prefill_tokens go with every step.
   uint32_t itl_target_ms = 50;
   uint32_t min_prefill_tokens = 16;
+  // Nobody starts on a worker that owes so many rows of prefill: who waits there waits in order of admission,
+  // beyond the reach of bands, fair shares and deadlines. Of one sequence a chunk at most counts, so that one
+  // long prompt does not keep others out. 0: no bound.
+  uint32_t max_owed_prefill_tokens = 2'048;
 
   // A sequence starts once there is room for its known tokens and so many more, twice as many after each time
   // it was preempted. Without preemption it starts once there is room for all it may generate.

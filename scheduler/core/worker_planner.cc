@@ -49,7 +49,7 @@ uint32_t WorkerPlanner::first_pages(std::span<const TokenId> known, Room room, c
 
 std::optional<uint32_t> WorkerPlanner::fit(std::span<const TokenId> known, Room room,
                                            const PrefixUse& prefix) const {
-  if (running_.size() >= limits_.sequences) return std::nullopt;
+  if (running_.size() >= limits_.sequences || owes_prefill()) return std::nullopt;
   const Begin start = begin(known, prefix);
   const uint64_t needed = uint64_t{first_pages(known, room, start)} + pool_.cached_among(start.shared) +
                           uint64_t{running_.size()} * limits_.growth_pages;
@@ -89,6 +89,7 @@ uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixU
   const auto place = std::upper_bound(running_.begin(), running_.end(), &seq,
                                       [](const Sequence* a, const Sequence* b) { return a->rank < b->rank; });
   running_.insert(place, &seq);
+  prefilling_.push_back(&seq);
   return first.planned;
 }
 
@@ -99,6 +100,7 @@ void WorkerPlanner::end(SeqId id) {
   seq.ended = true;
   seq.owner = nullptr;
   std::erase(running_, &seq);
+  if (seq.planned < seq.known) std::erase(prefilling_, &seq);
   pool_.give_up_promise(seq.promised);
   seq.promised = 0;
   if (!seq.introduced) {  // no plan names it: nothing to wait for
@@ -203,14 +205,24 @@ void WorkerPlanner::plan_prefill(BatchPlan& plan, Step& step) {
   // With nobody's next token waiting there is nothing to hold back for.
   if (step.decode_rows > 0)
     budget = step_time_.prefill_rows(limits_.step_target, limits_.min_prefill, budget);
-  for (Sequence* seq : running_) {
+  for (Sequence* seq : prefilling_) {
     if (budget == 0) break;
-    if (seq->planned >= seq->known) continue;
     const uint32_t count = std::min({seq->known - seq->planned, limits_.chunk_tokens, budget});
     add_slice(plan, step, *seq, count);
     budget -= count;
     step.prefill_rows += count;
   }
+  std::erase_if(prefilling_, [](const Sequence* seq) { return seq->planned >= seq->known; });
+}
+
+bool WorkerPlanner::owes_prefill() const {
+  if (limits_.owed_prefill == 0) return false;
+  uint64_t owed = 0;
+  for (const Sequence* seq : prefilling_) {
+    owed += std::min(seq->known - seq->planned, limits_.chunk_tokens);
+    if (owed >= limits_.owed_prefill) return true;
+  }
+  return false;
 }
 
 std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {

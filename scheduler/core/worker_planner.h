@@ -39,6 +39,7 @@ struct WorkerLimits {
   uint32_t growth_pages = 1;  // that stay free at an admission for each sequence that runs
   Nanos step_target = 0;      // prefill beside decodes is cut so that a step takes this; 0: it is not
   uint32_t min_prefill = 16;  // rows of prefill a step carries however slow it is
+  uint32_t owed_prefill = 0;  // rows of it beyond which nobody is admitted; 0: no bound
 };
 
 // Importance of a running sequence, most important first.
@@ -103,9 +104,10 @@ class WorkerPlanner {
   void end(SeqId seq);
 
   // The next plan, or nullopt when the worker holds enough steps or there is nothing to say. Decodes first,
-  // then prefill, each in order of rank. With `ends_only`, or when the worker holds steps_in_flight steps
-  // with slices, no slices are planned: ends go out at once, so that a cancelled sequence leaves the running
-  // step and its pages are free after it. At most twice steps_in_flight plans are with the worker.
+  // in order of rank, then prefill in order of admission. With `ends_only`, or when the worker holds
+  // steps_in_flight steps with slices, no slices are planned: ends go out at once, so that a cancelled
+  // sequence leaves the running step and its pages are free after it. At most twice steps_in_flight plans are
+  // with the worker.
   std::optional<BatchPlan> plan(bool ends_only, TimePoint now);
 
   // The sequences that the last plan() preempted; ended here, to be started again from their tokens.
@@ -188,6 +190,8 @@ class WorkerPlanner {
   void plan_prefill(BatchPlan& plan, Step& step);
   // Preempts until those that wait for a page, in order of rank, will have one each.
   void make_room(std::span<const Rank> without_page);
+  // Whether those admitted before take up the next step or more.
+  bool owes_prefill() const;
   // Pages that become available once all that ended here is retired.
   uint32_t coming() const;
   // Where a new sequence begins.
@@ -207,7 +211,8 @@ class WorkerPlanner {
   const PlantedFaults faults_;
   KvCache pool_;
   std::unordered_map<SeqId, Sequence> sequences_;
-  std::vector<Sequence*> running_;  // in order of rank
+  std::vector<Sequence*> running_;     // in order of rank
+  std::vector<Sequence*> prefilling_;  // of those, with known tokens not yet granted, in order of admission
   std::vector<SeqId> pending_ends_;
   std::vector<SeqId> preempted_;
   // For the next plan, whatever else it holds: the page copied from cannot be given away before that.

@@ -15,6 +15,7 @@ SchedulerSim::SchedulerSim(const SimConfig& config) : config_(config), random_(c
   options_.steps_in_flight = static_cast<uint32_t>(between(1, 3));
   options_.preemption = !random_.chance(0.15);
   options_.admission_reserve_tokens = static_cast<uint32_t>(between(0, 24));
+  options_.max_owed_prefill_tokens = random_.chance(0.3) ? 0 : static_cast<uint32_t>(between(1, 60));
   options_.itl_target_ms = random_.chance(0.5) ? 0 : static_cast<uint32_t>(between(1, 20));
   options_.min_prefill_tokens = static_cast<uint32_t>(between(1, 8));
   options_.band_aging_ms = random_.chance(0.2) ? 0 : static_cast<uint32_t>(between(20, 2000));
@@ -268,8 +269,8 @@ void SchedulerSim::do_action(SendMember& action) {
 }
 
 void SchedulerSim::check_service(const BatchPlan& plan) {
-  // What runs goes on whoever waits, and rows computed again after a preemption are nobody's: the other one may
-  // be ahead by what that makes.
+  // What runs goes on whoever waits, and rows computed again after a preemption are nobody's: the other one
+  // may be ahead by what that makes.
   constexpr int64_t kSlack = 2000;
   for (const SequenceStart& start : plan.starts) {
     const bool modest = modest_.contains(start.request);
