@@ -1,27 +1,22 @@
 // conclave-router as a process: start, refusals that are one line, readiness without a scheduler, a clean
 // end.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <boost/json.hpp>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "libs/base/random.h"
 #include "libs/checkpoint/make.h"
+#include "tests/cluster/process.h"
 #include "tests/router/key_dir.h"
 #include "tests/router/raw_http.h"
-
-extern char** environ;
 
 namespace conclave {
 namespace {
@@ -29,67 +24,41 @@ namespace {
 using ::testing::HasSubstr;
 using testing::http_call;
 
-class Process {
+// The router, and what it has printed.
+class Router {
  public:
-  explicit Process(const std::vector<std::string>& arguments) {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    const char* bin = std::getenv("CONCLAVE_BIN_DIR");
-    const std::string program = std::string(bin ? bin : "build/release/bin") + "/conclave-router";
-    std::vector<char*> argv = {const_cast<char*>(program.c_str())};
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-    argv.push_back(nullptr);
-    EXPECT_EQ(posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv.data(), environ), 0) << program;
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-    output_ = ends[0];
+  explicit Router(const std::vector<std::string>& arguments) {
+    const auto name = "conclave-router-" + std::to_string(system_random_u64()) + ".log";
+    log_ = (std::filesystem::temp_directory_path() / name).string();
+    process_ = Process::start("conclave-router", arguments, log_);
   }
-  ~Process() {
-    if (pid_ > 0 && !ended_) {
-      kill(pid_, SIGKILL);
-      wait_exit();
-    }
-    close(output_);
+  ~Router() {
+    process_.kill();
+    std::filesystem::remove(log_);
   }
 
-  // Everything printed, until the text appears or the output ends.
-  bool wait_for(std::string_view text, int seconds = 60) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-    while (printed.find(text) == std::string::npos) {
-      if (std::chrono::steady_clock::now() > until || !read_some()) return false;
+  // Until it has printed the text; false when it ended without it.
+  bool wait_for(std::string_view text, Nanos limit = 60 * kSecond) {
+    for (const TimePoint end = steady_now() + limit;;) {
+      const bool running = process_.running();
+      printed = process_.log();
+      if (printed.find(text) != std::string::npos) return true;
+      if (!running || steady_now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    return true;
   }
   int wait_exit() {
-    while (read_some(10000)) {
-    }
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    ended_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    const std::optional<int> code = process_.wait(60 * kSecond);
+    printed = process_.log();
+    return code.value_or(-1);
   }
-  void signal(int number) { kill(pid_, number); }
+  void signal(int number) { process_.signal(number); }
 
   std::string printed;
 
  private:
-  bool read_some(int timeout_ms = 500) {
-    pollfd p{output_, POLLIN, 0};
-    if (poll(&p, 1, timeout_ms) <= 0) return timeout_ms < 10000;
-    char chunk[4096];
-    const ssize_t n = read(output_, chunk, sizeof chunk);
-    if (n <= 0) return false;
-    printed.append(chunk, static_cast<size_t>(n));
-    return true;
-  }
-
-  pid_t pid_ = -1;
-  int output_ = -1;
-  bool ended_ = false;
+  std::string log_;
+  Process process_;
 };
 
 class RouterProcess : public ::testing::Test {
@@ -145,7 +114,7 @@ uint16_t port_of(const std::string& address) {
 }
 
 TEST_F(RouterProcess, UnreadyWithTheReasonWhileTheSchedulerIsMissingAndEndsCleanly) {
-  Process process({"--config", config(ports())});
+  Router process({"--config", config(ports())});
   ASSERT_TRUE(process.wait_for("\"listening\"")) << process.printed;
   ASSERT_TRUE(process.wait_for("}\n"));
   const uint16_t http = port_of(logged(process.printed, "http"));
@@ -182,7 +151,7 @@ TEST_F(RouterProcess, UnreadyWithTheReasonWhileTheSchedulerIsMissingAndEndsClean
 TEST_F(RouterProcess, SighupReadsTheKeysAgainAndARequestIsALogLine) {
   const testing::KeyDir keys;
   keys.write(format_key_line(testing::line_of("ck-alice", "alice")));
-  Process process({"--config", config(ports() + "  api_keys_file: " + keys.path() + "\n")});
+  Router process({"--config", config(ports() + "  api_keys_file: " + keys.path() + "\n")});
   ASSERT_TRUE(process.wait_for("\"listening\"") && process.wait_for("}\n")) << process.printed;
   const uint16_t http = port_of(logged(process.printed, "http"));
   const auto status = [&](const std::string& key, const std::string& id) {
@@ -207,7 +176,7 @@ TEST_F(RouterProcess, SighupReadsTheKeysAgainAndARequestIsALogLine) {
 
 TEST_F(RouterProcess, MistakesAreReadableLinesAndANonZeroExit) {
   const auto fails = [](const std::vector<std::string>& arguments) {
-    Process process(arguments);
+    Router process(arguments);
     EXPECT_NE(process.wait_exit(), 0);
     std::string last;
     for (size_t at = 0; at < process.printed.size();) {
@@ -228,7 +197,7 @@ TEST_F(RouterProcess, MistakesAreReadableLinesAndANonZeroExit) {
     EXPECT_THAT(fails({"--config", config(ports(), dir_ / "broken")}), HasSubstr("tokenizer.json"));
   }
   {  // Ports in use.
-    Process first({"--config", config(ports())});
+    Router first({"--config", config(ports())});
     ASSERT_TRUE(first.wait_for("\"listening\"") && first.wait_for("}\n")) << first.printed;
     const std::string http = logged(first.printed, "http");
     const std::string ops = logged(first.printed, "ops");
