@@ -58,7 +58,7 @@ def _schemas(names):
 
 class Mixture:
     """Draws rows. `weights` are shares of branches among the plain skills."""
-    plain = {"repeat": 0.04, "count": 0.26, "spell": 0.10, "reverse": 0.28, "spell_small": 0.06, "reverse_small": 0.06, "add": 0.06,
+    plain = {"repeat": 0.06, "count": 0.20, "spell": 0.09, "reverse": 0.21, "spell_small": 0.08, "reverse_small": 0.08, "add": 0.14,
              "fixed": 0.06, "zaehle": 0.05, "fixed_german": 0.03}
 
     def __init__(self, packer, seed):
@@ -77,7 +77,7 @@ class Mixture:
         if kind == "table":
             system, ask = skills.table(rng, "train", level)
             return system, None, ask
-        if rng.random() < 0.08:
+        if rng.random() < 0.14:
             schema, _ = tool_skills.unknown_tool(rng, "train")
             return None, [{"function": schema}], lambda: tool_skills.use(rng, "train", schema)
         names = rng.sample(list(tool_skills.SCHEMAS), rng.choices((1, 2, 3), (4, 3, 2))[0])
