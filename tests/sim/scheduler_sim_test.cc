@@ -18,7 +18,7 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
 
 // Sanitizers take some twenty times as long and look for other things than rare orders of events.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kSeeds = 20;
+constexpr uint64_t kSeeds = 60;
 constexpr uint64_t kFloodSeeds = 5;
 #else
 constexpr uint64_t kSeeds = 2000;
