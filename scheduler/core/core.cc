@@ -121,14 +121,20 @@ Actions SchedulerCore::plan(TimePoint now) {
   advance_drains();
   admit(now);
   if (std::exchange(all_due_, false)) {
-    for (const auto& [incarnation, worker] : workers_) due_.insert(incarnation);
+    for (const auto& [incarnation, worker] : workers_) due_.push_back(incarnation);
   }
-  for (const Incarnation incarnation : std::exchange(due_, {})) {
-    while (auto step = plan_step(incarnation, now)) {
-      emit(SendMember{members_.find(incarnation)->session, std::move(*step)});
+  std::sort(due_.begin(), due_.end());
+  due_.erase(std::unique(due_.begin(), due_.end()), due_.end());
+  for (const Incarnation incarnation : due_) {
+    if (const auto worker = workers_.find(incarnation); worker != workers_.end()) {
+      const Member& member = *members_.find(incarnation);
+      while (auto step = plan_worker(worker->second, member, now)) {
+        emit(SendMember{member.session, std::move(*step)});
+      }
     }
     show_pool(incarnation);
   }
+  due_.clear();
   // A lower bound is enough for a timer, and it stays one: a worker's date only moves forward.
   if (owing_floor_ == kNever || now - owing_floor_ > options_.step_timeout_ms * kMillisecond / 4) {
     owing_floor_ = kNever;
@@ -143,11 +149,16 @@ Actions SchedulerCore::plan(TimePoint now) {
 std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimePoint now) {
   const auto it = workers_.find(incarnation);
   if (it == workers_.end()) return std::nullopt;
+  return plan_worker(it->second, *members_.find(incarnation), now);
+}
+
+std::optional<BatchPlan> SchedulerCore::plan_worker(WorkerPlanner& worker, const Member& member,
+                                                    TimePoint now) {
   // Without a home for every expert a step could not complete; a suspect gets no new work. Ends may always
   // go.
-  const bool ends_only = members_.find(incarnation)->suspect || !placement_.active_complete();
-  auto step = it->second.plan(ends_only, now);
-  for (const SeqId id : it->second.take_preempted()) {
+  const bool ends_only = member.suspect || !placement_.active_complete();
+  auto step = worker.plan(ends_only, now);
+  for (const SeqId id : worker.take_preempted()) {
     Choice* choice = requests_.find(id);
     ++choice->preemptions;
     ++counters_.sequences_preempted;
@@ -155,8 +166,8 @@ std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimeP
   }
   if (step) {
     ++counters_.steps_planned;
-    counters_.prefill_tokens += it->second.last_plan().prefill_tokens;
-    counters_.decode_slices += it->second.last_plan().decode_slices;
+    counters_.prefill_tokens += worker.last_plan().prefill_tokens;
+    counters_.decode_slices += worker.last_plan().decode_slices;
   }
   return step;
 }
@@ -291,7 +302,7 @@ void SchedulerCore::handle(Cancel& event, TimePoint) {
 
 void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint now) {
   WorkerPlanner& worker = workers_.at(member.hello.incarnation);
-  due_.insert(member.hello.incarnation);
+  due_.push_back(member.hello.incarnation);
   StatusOr<StepOutcome> outcome = worker.on_result(std::move(result), now);
   if (!outcome.ok()) {
     ++counters_.protocol_violations;

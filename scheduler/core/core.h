@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "libs/model/plan.h"
 #include "scheduler/core/events.h"
@@ -68,6 +69,7 @@ class SchedulerCore {
 
   void on_hello(SessionId session, Hello hello, TimePoint now);
   void on_step_result(Member& member, StepResult& result, TimePoint now);
+  std::optional<BatchPlan> plan_worker(WorkerPlanner& worker, const Member& member, TimePoint now);
   void on_peer_trouble(const PeerTrouble& trouble, TimePoint now);
   // Ends a membership for ever; what it ran or held moves on.
   void lose_member(SessionId session, const Status& cause, bool close, TimePoint now);
@@ -135,7 +137,7 @@ class SchedulerCore {
   TimePoint owing_floor_ = kNever;  // no worker has owed its step for longer; kNever: none owed one lately
   // Workers that may have something to plan: whose results, admissions or ends came since the last plan(), or
   // all of them after a change of members or placement.
-  std::set<Incarnation> due_;
+  std::vector<Incarnation> due_;
   bool all_due_ = true;
   uint32_t draining_ = 0;  // members that drain and are not done
   // The pools' gauges as last added to counters_, since a sum over all workers for each event would cost more

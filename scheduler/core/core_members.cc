@@ -218,7 +218,7 @@ void SchedulerCore::move_off(Incarnation from, WorkerPlanner& worker) {
   for (Choice* choice : requests_.running_on(from)) {
     if (WorkerPlanner::blocks_for(choice->request->max_positions()) > largest) continue;
     worker.end(choice->seq);
-    due_.insert(from);
+    due_.push_back(from);
     requests_.set_waiting(*choice);
     ++counters_.sequences_moved;
   }

@@ -18,7 +18,7 @@ void SchedulerCore::stop_choice(Choice& choice, FinishReason reason, const std::
     const auto worker = workers_.find(choice.worker);
     CONCLAVE_CHECK(worker != workers_.end() || faults_.forget_lost_worker);
     if (worker != workers_.end()) worker->second.end(choice.seq);
-    due_.insert(choice.worker);
+    due_.push_back(choice.worker);
   }
   requests_.set_ended(choice, reason, error);
   if (!choice.request->ended()) return;
