@@ -69,39 +69,55 @@ void slices_to_proto(const std::vector<PlanSlice>& from, pb::PlanSlices* to) {
   const int count = static_cast<int>(from.size());
   to->mutable_seq()->Reserve(count);
   to->mutable_start()->Reserve(count);
-  to->mutable_count()->Reserve(count);
-  to->mutable_sample()->Reserve(count);
-  to->mutable_block_count()->Reserve(count);
+  bool counts = false;
+  bool samples = false;
+  bool blocks = false;
   for (const PlanSlice& slice : from) {
     to->mutable_seq()->AddAlreadyReserved(slice.seq.value);
     to->mutable_start()->AddAlreadyReserved(slice.start);
-    to->mutable_count()->AddAlreadyReserved(slice.count);
-    to->mutable_sample()->AddAlreadyReserved(slice.sample);
-    to->mutable_block_count()->AddAlreadyReserved(static_cast<uint32_t>(slice.new_blocks.size()));
-    if (!slice.new_blocks.empty()) {
-      to->mutable_new_blocks()->Add(slice.new_blocks.begin(), slice.new_blocks.end());
-    }
+    counts = counts || slice.count != 1;
+    samples = samples || !slice.sample;
+    blocks = blocks || !slice.new_blocks.empty();
   }
+  // A column that has nothing to say costs an allocation all the same.
+  if (counts) {
+    to->mutable_count()->Reserve(count);
+    for (const PlanSlice& slice : from) to->mutable_count()->AddAlreadyReserved(slice.count);
+  }
+  if (samples) {
+    to->mutable_sample()->Reserve(count);
+    for (const PlanSlice& slice : from) to->mutable_sample()->AddAlreadyReserved(slice.sample);
+  }
+  if (!blocks) return;
+  to->mutable_block_count()->Reserve(count);
+  for (const PlanSlice& slice : from) {
+    to->mutable_block_count()->AddAlreadyReserved(static_cast<uint32_t>(slice.new_blocks.size()));
+    to->mutable_new_blocks()->Add(slice.new_blocks.begin(), slice.new_blocks.end());
+  }
+}
+
+// A column that may be left out.
+Status check_optional_column(std::string_view field, int size, int rows) {
+  return size == 0 ? OkStatus() : check_column(field, size, rows);
 }
 
 Status slices_from_proto(const pb::PlanSlices& from, std::vector<PlanSlice>& to) {
   const int size = from.seq_size();
   RETURN_IF_ERROR(check_count("plan.slices", size, kMaxPlanEntries));
   RETURN_IF_ERROR(check_column("slices.start", from.start_size(), size));
-  RETURN_IF_ERROR(check_column("slices.count", from.count_size(), size));
-  RETURN_IF_ERROR(check_column("slices.sample", from.sample_size(), size));
-  RETURN_IF_ERROR(check_column("slices.block_count", from.block_count_size(), size));
+  RETURN_IF_ERROR(check_optional_column("slices.count", from.count_size(), size));
+  RETURN_IF_ERROR(check_optional_column("slices.sample", from.sample_size(), size));
+  RETURN_IF_ERROR(check_optional_column("slices.block_count", from.block_count_size(), size));
   RETURN_IF_ERROR(check_count("slices.new_blocks", from.new_blocks_size(), kMaxPlanEntries));
   RETURN_IF_ERROR(check_all_nonzero("slices.seq", from.seq()));
   RETURN_IF_ERROR(check_all_nonzero("slices.count", from.count()));
   RETURN_IF_ERROR(check_all_at_most("slices.start", from.start(), kMaxPositions));
   RETURN_IF_ERROR(check_all_at_most("slices.count", from.count(), kMaxPlanRows));
-  uint64_t rows = 0;
+  const bool counts = from.count_size() != 0;
+  uint64_t rows = counts ? 0 : static_cast<uint64_t>(size);
   uint64_t blocks = 0;
-  for (int i = 0; i < size; ++i) {
-    rows += from.count(i);
-    blocks += from.block_count(i);
-  }
+  for (const uint32_t count : from.count()) rows += count;
+  for (const uint32_t count : from.block_count()) blocks += count;
   RETURN_IF_ERROR(check_at_most("plan rows", rows, kMaxPlanRows));
   if (blocks != static_cast<uint64_t>(from.new_blocks_size())) {
     return invalid_field("slices.block_count", "slices.block_count adds up to " + std::to_string(blocks) +
@@ -114,8 +130,9 @@ Status slices_from_proto(const pb::PlanSlices& from, std::vector<PlanSlice>& to)
     PlanSlice& slice = to[static_cast<size_t>(i)];
     slice.seq = SeqId(from.seq(i));
     slice.start = from.start(i);
-    slice.count = from.count(i);
-    slice.sample = from.sample(i);
+    slice.count = counts ? from.count(i) : 1;
+    slice.sample = from.sample_size() == 0 || from.sample(i);
+    if (from.block_count_size() == 0) continue;
     if (const uint32_t count = from.block_count(i); count > 0) {
       slice.new_blocks.assign(block, block + count);
       block += count;
@@ -158,8 +175,8 @@ Status sampled_from_proto(const pb::SampledTokens& from, std::vector<SampledToke
   RETURN_IF_ERROR(check_count("result.sampled", size, kMaxPlanEntries));
   RETURN_IF_ERROR(check_column("sampled.position", from.position_size(), size));
   RETURN_IF_ERROR(check_column("sampled.token", from.token_size(), size));
-  if (from.finish_size() != 0) RETURN_IF_ERROR(check_column("sampled.finish", from.finish_size(), size));
-  if (from.logprob_size() != 0) RETURN_IF_ERROR(check_column("sampled.logprob", from.logprob_size(), size));
+  RETURN_IF_ERROR(check_optional_column("sampled.finish", from.finish_size(), size));
+  RETURN_IF_ERROR(check_optional_column("sampled.logprob", from.logprob_size(), size));
   RETURN_IF_ERROR(check_all_nonzero("sampled.seq", from.seq()));
   RETURN_IF_ERROR(check_all_at_most("sampled.position", from.position(), kMaxPositions));
   RETURN_IF_ERROR(check_all_at_most("sampled.token", from.token(), kMaxVocab));

@@ -299,6 +299,26 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
   }
 }
 
+TEST(ConvertTest, APlanOfDecodesCarriesNoColumnsThatAreTheSameForAll) {
+  BatchPlan plan;
+  plan.step = StepId(4);
+  for (uint32_t i = 1; i <= 3; ++i) plan.slices.push_back({SeqId(i), 10 * i, 1, true, {}});
+  pb::BatchPlan wire;
+  to_proto(plan, &wire);
+  EXPECT_EQ(wire.slices().count_size() + wire.slices().sample_size() + wire.slices().block_count_size(), 0);
+  const auto back = from_proto(wire);
+  ASSERT_TRUE(back.ok());
+  ASSERT_EQ(back->slices.size(), 3u);
+  for (uint32_t i = 1; i <= 3; ++i) {
+    const PlanSlice& slice = back->slices[i - 1];
+    EXPECT_EQ(slice.seq, SeqId(i));
+    EXPECT_EQ(slice.start, 10 * i);
+    EXPECT_EQ(slice.count, 1u);
+    EXPECT_TRUE(slice.sample);
+    EXPECT_TRUE(slice.new_blocks.empty());
+  }
+}
+
 TEST(ConvertTest, SubmitRepliesCarryCodeMessageAndField) {
   pb::SubmitReply reply;
   to_proto(RequestId{1, 2}, invalid_field("max_tokens", "is too large"), &reply);
@@ -375,6 +395,7 @@ TEST(ConvertTest, InvalidPlansAreRefused) {
   start.sampling.max_tokens = 4;
   plan.starts.push_back(start);
   plan.slices.push_back({SeqId(1), 0, 3, true, {0}});
+  plan.slices.push_back({SeqId(2), 0, 2, false, {1}});  // so that no column is left out
   pb::BatchPlan valid;
   to_proto(plan, &valid);
   using P = pb::BatchPlan;
@@ -396,7 +417,7 @@ TEST(ConvertTest, InvalidPlansAreRefused) {
   refuses<P>(
       valid, [](P& m) { m.mutable_slices()->add_start(5); }, "slices.start");
   refuses<P>(
-      valid, [](P& m) { m.mutable_slices()->clear_count(); }, "slices.count");
+      valid, [](P& m) { m.mutable_slices()->mutable_count()->RemoveLast(); }, "slices.count");
   refuses<P>(
       valid, [](P& m) { m.mutable_slices()->add_sample(true); }, "slices.sample");
   refuses<P>(
