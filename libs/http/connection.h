@@ -32,6 +32,7 @@ class Connection;
 struct ServerState {
   asio::io_context context;
   std::atomic<bool> stopped{false};  // nothing is posted any more
+  std::atomic<uint32_t> posting{0};  // exchanges that found it not stopped and post right now
   HttpServerOptions options;
   Handler handler;
   std::atomic<bool> draining{false};
@@ -39,6 +40,28 @@ struct ServerState {
       large_bodies{0}, large_headers{0}, pings{0};
   std::mutex mutex;
   std::set<Connection*> connections;  // guarded by mutex; to reach them at drain and stop
+};
+
+// Held while an exchange posts. A task left in a context that nobody runs would keep its connection, and so
+// the context and itself, for ever: the server's end waits for the gates and runs what they let in.
+class PostGate {
+ public:
+  explicit PostGate(ServerState& state) : state_(state) {
+    state_.posting.fetch_add(1);
+    open_ = !state_.stopped.load();
+  }
+  ~PostGate() {
+    if (state_.posting.fetch_sub(1) == 1 && state_.stopped.load()) state_.posting.notify_all();
+  }
+  PostGate(const PostGate&) = delete;
+  PostGate& operator=(const PostGate&) = delete;
+
+  // False: the server has stopped; post nothing.
+  bool open() const { return open_; }
+
+ private:
+  ServerState& state_;
+  bool open_;
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {

@@ -19,7 +19,8 @@ class ExchangeImpl : public Exchange {
       : connection_(std::move(connection)), serial_(serial) {}
 
   ~ExchangeImpl() override {
-    if (answered_.load() || connection_->state_->stopped.load()) return;
+    const PostGate gate(*connection_->state_);
+    if (answered_.load() || !gate.open()) return;
     asio::post(connection_->socket_.get_executor(), [c = connection_, s = serial_] {
       if (c->serial_ == s && c->phase_ == Connection::State::kHandling && !c->answered_)
         c->error_response(500, "the request was dropped");
@@ -27,39 +28,45 @@ class ExchangeImpl : public Exchange {
   }
 
   void respond(Response response) override {
-    if (answered_.exchange(true) || connection_->state_->stopped.load()) return;
+    const PostGate gate(*connection_->state_);
+    if (answered_.exchange(true) || !gate.open()) return;
     asio::dispatch(
         connection_->socket_.get_executor(),
         [c = connection_, s = serial_, r = std::move(response)]() mutable { c->respond(s, std::move(r)); });
   }
   void stream(Response head, std::shared_ptr<StreamSource> source) override {
-    if (answered_.exchange(true) || connection_->state_->stopped.load()) return;
+    const PostGate gate(*connection_->state_);
+    if (answered_.exchange(true) || !gate.open()) return;
     asio::dispatch(connection_->socket_.get_executor(),
                    [c = connection_, s = serial_, h = std::move(head), from = std::move(source)]() mutable {
                      c->begin_stream(s, std::move(h), std::move(from));
                    });
   }
   void wake() override {
-    if (connection_->state_->stopped.load()) return;
     if (wake_pending_->exchange(true)) return;  // one is on its way and will see what is new
+    const PostGate gate(*connection_->state_);
+    if (!gate.open()) return;
     asio::post(connection_->socket_.get_executor(), [c = connection_, s = serial_, pending = wake_pending_] {
       pending->store(false);
       c->pull(s);
     });
   }
   void post(std::function<void()> task) override {
-    if (connection_->state_->stopped.load()) return;
+    const PostGate gate(*connection_->state_);
+    if (!gate.open()) return;
     asio::post(connection_->socket_.get_executor(), std::move(task));
   }
   void add_headers(Headers headers) override {
-    if (connection_->state_->stopped.load()) return;
+    const PostGate gate(*connection_->state_);
+    if (!gate.open()) return;
     asio::dispatch(connection_->socket_.get_executor(),
                    [c = connection_, s = serial_, h = std::move(headers)]() mutable {
                      c->add_headers(s, std::move(h));
                    });
   }
   void on_client_gone(std::function<void()> gone) override {
-    if (connection_->state_->stopped.load()) return;
+    const PostGate gate(*connection_->state_);
+    if (!gate.open()) return;
     asio::dispatch(
         connection_->socket_.get_executor(),
         [c = connection_, s = serial_, g = std::move(gone)]() mutable { c->set_gone(s, std::move(g)); });

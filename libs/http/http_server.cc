@@ -37,6 +37,9 @@ class HttpServerImpl : public HttpServer {
     work_.reset();
     for (std::thread& thread : threads_) thread.join();
     state_->stopped.store(true);
+    while (const uint32_t posting = state_->posting.load()) state_->posting.wait(posting);
+    state_->context.restart();
+    serve();  // what was posted after the last thread had left
     state_->handler = nullptr;
   }
 

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "tests/router/http_fixture.h"
@@ -275,6 +277,34 @@ TEST(HttpRobustness, DrainLetsStreamsFinishAndTakesNoNewWork) {
   EXPECT_TRUE(streaming.wait_closed());
   EXPECT_FALSE(RawClient(server.port).connected());
   EXPECT_TRUE(server.gateway.wait_idle(5 * kSecond));
+}
+
+// A task that a stopping server neither ran nor dropped would keep its connection, and the server, for ever.
+TEST(HttpRobustness, NothingPostedWhileAServerStopsIsLeftInIt) {
+  for (int round = 0; round < 200; ++round) {
+    const auto token = std::make_shared<int>(round);
+    std::promise<std::shared_ptr<http::Exchange>> handed;
+    auto server = http::HttpServer::start({}, [&](http::Request&, std::shared_ptr<http::Exchange> exchange) {
+      handed.set_value(std::move(exchange));
+    });
+    ASSERT_TRUE(server.ok()) << server.status();
+    RawClient client((*server)->port());
+    client.send_request("GET", "/");
+    std::atomic<bool> posting{false}, stopped{false};
+    std::thread poster([&, exchange = handed.get_future().get()] {
+      while (!stopped.load()) {
+        exchange->post([token] {});
+        exchange->wake();
+        posting.store(true);
+      }
+      exchange->respond({});
+    });
+    while (!posting.load()) std::this_thread::yield();
+    server->reset();
+    stopped.store(true);
+    poster.join();
+    ASSERT_EQ(token.use_count(), 1) << "round " << round;
+  }
 }
 
 }  // namespace
