@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -86,6 +87,14 @@ CONCLAVE_PEAK_LOOP(fma256_loop, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_
 #undef CONCLAVE_PEAK_LOOP
 
 template <class F>
+double median_of(int rounds, const F& read) {
+  std::vector<double> v;
+  for (int i = 0; i < rounds; ++i) v.push_back(read());
+  std::nth_element(v.begin(), v.begin() + rounds / 2, v.end());
+  return v[static_cast<size_t>(rounds / 2)];
+}
+
+template <class F>
 double flops(ThreadPool& pool, double per_call, F loop) {
   // More pieces than threads, so that a thread that is held up for a moment is not waited for.
   const unsigned n = pool.threads() * 8;
@@ -120,15 +129,22 @@ double read_bandwidth(ThreadPool& pool, size_t offset, size_t bytes, bool stream
   return static_cast<double>(bytes) / (seconds() - start);
 }
 
-double fma_peak(ThreadPool& pool) {
-  if (__builtin_cpu_supports("avx512f"))
-    return flops(pool, 32.0 * kChains * kIterations, [] { return fma512_loop(); });
-  return flops(pool, 16.0 * kFewChains * 2 * kIterations, [] { return fma256_loop(); });
+double read_bandwidth(ThreadPool& pool, int rounds) {
+  return median_of(rounds, [&] { return read_bandwidth(pool, 0, size_t{1} << 30, false); });
 }
 
-double dot_peak(ThreadPool& pool) {
+double fma_peak(ThreadPool& pool, int rounds) {
+  return median_of(rounds, [&] {
+    if (__builtin_cpu_supports("avx512f"))
+      return flops(pool, 32.0 * kChains * kIterations, [] { return fma512_loop(); });
+    return flops(pool, 16.0 * kFewChains * 2 * kIterations, [] { return fma256_loop(); });
+  });
+}
+
+double dot_peak(ThreadPool& pool, int rounds) {
   if (!__builtin_cpu_supports("avx512bf16")) return 0;
-  return flops(pool, 64.0 * kChains * kIterations, [] { return dot_loop(); });
+  return median_of(rounds,
+                   [&] { return flops(pool, 64.0 * kChains * kIterations, [] { return dot_loop(); }); });
 }
 
 }  // namespace conclave::bench

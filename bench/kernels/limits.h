@@ -15,10 +15,12 @@ std::vector<std::byte>& big_buffer();
 // every thread of the pool: plain loads in ascending order, or, with `streams`, four streams a thread with
 // prefetch.
 double read_bandwidth(ThreadPool& pool, size_t offset, size_t bytes, bool streams);
+// Plain loads of a gigabyte, the median of `rounds`.
+double read_bandwidth(ThreadPool& pool, int rounds);
 // Floating-point operations per second of BF16 dot products on registers alone (64 an instruction); where the
-// CPU has none, 0. A reading takes about two milliseconds.
-double dot_peak(ThreadPool& pool);
+// CPU has none, 0. The median of `rounds` of about two milliseconds.
+double dot_peak(ThreadPool& pool, int rounds = 1);
 // The same of fused multiply-adds on floats, 512 or 256 bits.
-double fma_peak(ThreadPool& pool);
+double fma_peak(ThreadPool& pool, int rounds = 1);
 
 }  // namespace conclave::bench
