@@ -3,9 +3,14 @@
 //   bench_peers_ours MODEL_DIR THREADS MAX_STREAMS MAX_PREFILL CHUNK
 //
 // Commands; each is answered by one line of JSON, and the process has nothing to do between them:
-//   limits                         read bandwidth (bytes/s) and BF16 dot-product peak (FLOP/s)
-//   decode STREAMS PROMPT STEPS SEED TEMPERATURE FILE   writes a line of tokens for each stream: prompt,
-//   output prefill TOKENS SEED FILE       logits of every position; writes the prompt
+//   limits
+//       read bandwidth (bytes/s) and peak (FLOP/s): of BF16 dot products, or of fused multiply-adds where the
+//       CPU is faster at those
+//   decode STREAMS PROMPT STEPS SEED TEMPERATURE FILE
+//       writes a line of tokens for each stream: prompt, output
+//   prefill TOKENS SEED FILE
+//       logits of every position; writes the prompt and the first token
+//
 // CHUNK is how many rows of a prompt a step may have: how much of the batch an expert sees.
 #include <sys/mman.h>
 
@@ -230,7 +235,8 @@ int run(int argc, char** argv) {
     in >> command;
     if (command == "limits") {
       const double bandwidth = read_bandwidth(pool, 5);
-      std::printf("{\"bandwidth\": %.6g, \"peak\": %.6g}\n", bandwidth, dot_peak(pool, 3));
+      std::printf("{\"bandwidth\": %.6g, \"peak\": %.6g}\n", bandwidth,
+                  std::max(dot_peak(pool, 3), fma_peak(pool, 3)));
     } else if (command == "decode") {
       decode(**cluster, in);
     } else if (command == "prefill") {
