@@ -18,6 +18,7 @@
 #include "attention_service/core/kv_store.h"
 #include "attention_service/core/layer_math.h"
 #include "attention_service/core/micro_batch.h"
+#include "attention_service/core/micro_batch_tuner.h"
 #include "attention_service/core/options.h"
 #include "attention_service/core/sequence_table.h"
 #include "attention_service/core/weight_warmer.h"
@@ -67,6 +68,9 @@ class Worker final : public MemberHandler {
     std::vector<std::pair<uint32_t, SampledToken>> sampled;  // by plan index
     std::map<uint32_t, PromptLogprobs> prompt_logprobs;      // the same
     std::vector<MicroBatch> batches;
+    uint32_t rows = 0;
+    bool prefill = false;
+    TimePoint begun = 0;
   };
 
   Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& spec, const DenseWeights& weights,
@@ -110,6 +114,7 @@ class Worker final : public MemberHandler {
   SequenceTable sequences_;
   KvStore kv_;
   LayerMath math_;
+  MicroBatchTuner tuner_;
   RowPool pool_;
   ExpertExchange exchange_;
   std::vector<TransportEvent> events_;

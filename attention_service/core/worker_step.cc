@@ -9,6 +9,7 @@ namespace conclave {
 
 void Worker::begin_step(BatchPlan plan) {
   step_.emplace();
+  step_->begun = executor_.now();
   step_->result.step = plan.step;
   step_->result.plan_wait_ns = std::exchange(plan_wait_, 0);
   for (SeqId id : plan.ends) sequences_.end(id);
@@ -28,7 +29,11 @@ void Worker::begin_step(BatchPlan plan) {
   uint32_t rows = 0;
   for (uint32_t i = 0; i < plan.slices.size(); ++i) admit_slice(plan.slices[i], i, rows, admitted);
   if (!admitted.empty()) {
-    step_->batches = split_step(std::move(admitted), options_.micro_batches, options_.micro_batch_min_rows);
+    step_->rows = rows;
+    step_->prefill = std::any_of(admitted.begin(), admitted.end(), [](const auto& s) { return s.count > 1; });
+    const uint32_t count =
+        options_.micro_batch_tuning ? tuner_.choose(rows, step_->prefill) : options_.micro_batches;
+    step_->batches = split_step(std::move(admitted), count, options_.micro_batch_min_rows);
   }
   metrics_.rows += rows;
   metrics_.sequences = sequences_.size();
@@ -108,11 +113,18 @@ MicroBatch* Worker::next_batch(uint32_t& lane) {
 }
 
 void Worker::run_layer(MicroBatch& batch, uint32_t lane) {
+  TimePoint mark = executor_.now();
+  const auto lap = [&] {
+    const TimePoint now = executor_.now();
+    return now - std::exchange(mark, now);
+  };
   if (batch.layer == 0) {
     math_.embed(batch);
+    lap();
   } else if (batch.combine_first) {
     math_.combine(batch, exchange_.tracker(lane));
     batch.combine_first = false;
+    metrics_.combine_ns += lap();
   }
   metrics_.masked_rows +=
       batch.drop_rows(spec_.hidden_size, [](const Sequence& s) { return s.ending || s.finished; });
@@ -120,15 +132,18 @@ void Worker::run_layer(MicroBatch& batch, uint32_t lane) {
     batch.phase = MicroBatch::Phase::kDone;
   } else if (batch.layer == spec_.num_layers) {
     run_head(batch);
+    metrics_.head_ns += lap();
     batch.phase = MicroBatch::Phase::kDone;
   } else {
     math_.attention(batch, batch.layer);
     RowBuffer rows = math_.gate(batch, batch.layer, pool_);
     take_every_expert(batch);
+    metrics_.attention_ns += lap();
     batch.phase = MicroBatch::Phase::kWaiting;
     batch.combine_first = true;
     const uint32_t layer = batch.layer++;
     exchange_.begin(lane, layer, batch.rows, spec_.experts_per_token, batch.ids, std::move(rows));
+    metrics_.dispatch_ns += lap();
   }
 }
 
@@ -263,6 +278,8 @@ void Worker::fail_batch(uint32_t lane, const Status& cause) {
 void Worker::finish_step() {
   Step step = std::move(*step_);
   step_.reset();
+  tuner_.observe(step.rows, step.prefill, static_cast<uint32_t>(step.batches.size()),
+                 executor_.now() - step.begun);
   std::sort(step.sampled.begin(), step.sampled.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [index, token] : step.sampled) step.result.sampled.push_back(std::move(token));

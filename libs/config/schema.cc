@@ -230,10 +230,13 @@ void attention_fields(FieldList& f, AttentionConfig& c) {
   f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
                       "Threads that compute; 0: the machine's cores.");
   f.integer<uint32_t>("max_batch_tokens", o.max_batch_tokens, 1, 65536, "tokens", "Rows one plan may have.");
-  f.integer<uint32_t>("micro_batches", o.micro_batches, 1, 16, "micro-batches",
-                      "Parts of one step in flight, so that attention of one overlaps experts of another.");
+  f.integer<uint32_t>(
+      "micro_batches", o.micro_batches, 1, 16, "micro-batches",
+      "Parts of one step in flight at most, so that attention of one overlaps experts of another.");
   f.integer<uint32_t>("micro_batch_min_rows", o.micro_batch_min_rows, 1, 65536, "tokens",
-                      "A step has as many parts as keep at least so many rows each.");
+                      "A step has no more parts than keep at least so many rows each.");
+  f.boolean("micro_batch_tuning", o.micro_batch_tuning,
+            "Whether a step has as many parts as were the fastest for its size; off: as many as may be.");
   f.integer<uint32_t>("max_queued_plans", o.max_queued_plans, 1, 65536, "plans",
                       "Plans that may wait behind the running one; further ones are dropped.");
   f.integer<uint32_t>("max_logit_rows", o.max_logit_rows, 1, 65536, "tokens",
