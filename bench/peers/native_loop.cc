@@ -89,7 +89,7 @@ class Loop {
         nullptr);
     llama_backend_init();
     llama_model_params params = llama_model_default_params();
-    params.load_mode = LLAMA_LOAD_MODE_MMAP;
+    params.load_mode = LLAMA_LOAD_MODE_MMAP_MLOCK;
     model_ = llama_model_load_from_file(path, params);
     if (model_ == nullptr) fail(std::string("cannot load ") + path);
     vocab_size_ = llama_vocab_n_tokens(llama_model_get_vocab(model_));

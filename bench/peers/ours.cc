@@ -4,9 +4,11 @@
 //
 // Commands; each is answered by one line of JSON, and the process has nothing to do between them:
 //   limits                         read bandwidth (bytes/s) and BF16 dot-product peak (FLOP/s)
-//   decode STREAMS PROMPT STEPS SEED FILE   greedy; writes a line of tokens for each stream: prompt, output
-//   prefill TOKENS SEED FILE       logits of every position; writes the prompt
+//   decode STREAMS PROMPT STEPS SEED TEMPERATURE FILE   writes a line of tokens for each stream: prompt,
+//   output prefill TOKENS SEED FILE       logits of every position; writes the prompt
 // CHUNK is how many rows of a prompt a step may have: how much of the batch an expert sees.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
@@ -106,13 +108,16 @@ struct Run {
 // Runs all prompts at once until each stream has `lead + steps` tokens, then cancels what still runs and
 // waits for the end.
 Run run_all(LocalCluster& cluster, const std::vector<std::vector<TokenId>>& all, size_t lead, size_t steps,
-            const std::shared_ptr<Arrivals>& arrivals) {
+            float temperature, const std::shared_ptr<Arrivals>& arrivals) {
   std::vector<RequestId> ids;
   Run run;
   run.start = steady_now();
   for (size_t i = 0; i < all.size(); ++i) {
     AcceptedRequest request = make_request(all[i], steps == 0 ? 1 : kMaxOutput);
     request.sampling.ignore_eos = true;
+    request.sampling.temperature = temperature;
+    request.sampling.top_k = 40;  // the family's own default
+    request.sampling.seed = i;
     ids.push_back(request.id);
     cluster.port().submit(std::move(request), std::make_shared<Stream>(arrivals, i));
   }
@@ -146,14 +151,15 @@ void write_tokens(const std::string& path, const std::vector<std::vector<TokenId
 void decode(LocalCluster& cluster, std::istream& in) {
   size_t streams = 0, prompt = 0, steps = 0;
   uint64_t seed = 0;
+  float temperature = 0;
   std::string path;
-  if (!(in >> streams >> prompt >> steps >> seed >> path) || streams == 0 || steps == 0) {
-    fail("decode STREAMS PROMPT STEPS SEED FILE");
+  if (!(in >> streams >> prompt >> steps >> seed >> temperature >> path) || streams == 0 || steps == 0) {
+    fail("decode STREAMS PROMPT STEPS SEED TEMPERATURE FILE");
   }
   const auto all = prompts(cluster.spec().vocab_size, streams, prompt, seed);
   const auto arrivals = std::make_shared<Arrivals>(streams);
   constexpr size_t kLead = 3;
-  const Run run = run_all(cluster, all, kLead, steps, arrivals);
+  const Run run = run_all(cluster, all, kLead, steps, temperature, arrivals);
   TimePoint from = 0, to = 0;
   for (const auto& times : arrivals->times) {
     from = std::max(from, times[kLead - 1]);
@@ -182,7 +188,7 @@ void prefill(LocalCluster& cluster, std::istream& in) {
   if (!(in >> length >> seed >> path)) fail("prefill TOKENS SEED FILE");
   const auto all = prompts(cluster.spec().vocab_size, 1, length, seed);
   const auto arrivals = std::make_shared<Arrivals>(1);
-  const Run run = run_all(cluster, all, 1, 0, arrivals);
+  const Run run = run_all(cluster, all, 1, 0, 0, arrivals);
   const double seconds = static_cast<double>(arrivals->times[0].front() - run.start) / kSecond;
   write_tokens(path, all, *arrivals);
   std::printf("{\"tokens_per_s\": %.4f, \"window_s\": %.3f}\n", static_cast<double>(length) / seconds,
@@ -212,6 +218,9 @@ int run(int argc, char** argv) {
   auto cluster = LocalCluster::load(argv[1], std::move(options));
   if (!cluster.ok()) fail(message_of(cluster.status()));
   if (Status ready = (*cluster)->wait_ready(600 * kSecond); !ready.ok()) fail(message_of(ready));
+  // The peer's file is locked too: with both in memory there is little left, and the system would take pages
+  // of whoever waits.
+  if (mlockall(MCL_CURRENT) != 0) std::perror("bench_peers_ours: mlockall");
   ThreadPool pool(threads);
   std::printf("{\"ready\": true}\n");
   std::fflush(stdout);
