@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "conclave/v1/cluster.grpc.pb.h"
@@ -13,6 +14,7 @@
 #include "libs/rpc/convert.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/server_stream.h"
+#include "libs/rpc/session_wire.h"
 
 namespace conclave::scheduler {
 namespace {
@@ -21,8 +23,6 @@ namespace pb = ::conclave::v1;
 
 // Messages after which the loop's executor is asked for a credit; a part of the read window.
 constexpr int kCreditBatch = 16;
-// Tokens of one message to a gateway: a long round does not hold its first ones back to its end.
-constexpr int kTokenBatch = 1024;
 
 struct Counters {
   std::atomic<uint64_t> opened{0};
@@ -52,12 +52,23 @@ struct Context {
   }
 };
 
+// The bytes that encode(..., allocate) makes.
+template <class Encode>
+grpc::Slice to_slice(const Encode& encode) {
+  grpc::Slice slice;
+  encode([&slice](size_t bytes) {
+    slice = grpc::Slice(bytes);
+    // Nobody else has it yet; gRPC's own serializer writes into a new slice in the same way.
+    return reinterpret_cast<char*>(const_cast<uint8_t*>(slice.begin()));
+  });
+  return slice;
+}
+
 // What both kinds of session share: credits for the reader, counting, the end.
-template <class Up, class Down>
-class Session : public rpc::ServerStream<Up, Down> {
+class Session : public rpc::ServerStream {
  public:
   explicit Session(std::shared_ptr<Context> context)
-      : rpc::ServerStream<Up, Down>(context->limits()), context_(std::move(context)) {
+      : rpc::ServerStream(context->limits()), context_(std::move(context)) {
     ++context_->counters.opened;
     ++context_->counters.streams;
   }
@@ -69,7 +80,7 @@ class Session : public rpc::ServerStream<Up, Down> {
     if (++uncredited_ < kCreditBatch) return;
     // Posted last: the credit may start the next read, whose message is counted on another thread.
     const int count = std::exchange(uncredited_, 0);
-    context_->executor.post([self = this->shared_from_this(), count] { self->processed(count); });
+    context_->executor.post([self = shared_from_this(), count] { self->processed(count); });
   }
 
   Status invalid(const Status& status) {
@@ -80,7 +91,7 @@ class Session : public rpc::ServerStream<Up, Down> {
   void ended(const Status& cause) {
     --context_->counters.streams;
     if (cause.code() == StatusCode::kResourceExhausted) ++context_->counters.slow;
-    if (context_->on_session_end) context_->on_session_end(this->peer(), cause);
+    if (context_->on_session_end) context_->on_session_end(peer(), cause);
   }
 
   const std::shared_ptr<Context> context_;
@@ -91,21 +102,19 @@ class Session : public rpc::ServerStream<Up, Down> {
   int uncredited_ = 0;
 };
 
-class MemberStream final : public Session<pb::MemberUp, pb::MemberDown>, public MemberSession {
+class MemberStream final : public Session, public MemberSession {
  public:
   using Session::Session;
 
   // --- MemberSession, on the loop's executor
   void send(ToMember message) override {
-    pb::MemberDown out;
-    rpc::to_proto(message, &out);
-    write(std::move(out));
+    write(to_slice([&](const rpc::Allocate& allocate) { rpc::encode(message, allocate); }));
   }
   void close(const Status& cause) override { finish(cause, true); }
 
  private:
-  Status on_message(pb::MemberUp&& message) override {
-    StatusOr<FromMember> converted = rpc::from_proto(message);
+  Status on_message(std::string_view bytes) override {
+    StatusOr<FromMember> converted = rpc::decode_from_member(bytes);
     if (!converted.ok()) return invalid(converted.status());
     const bool hello = std::holds_alternative<Hello>(*converted);
     if (hello == static_cast<bool>(session_)) {
@@ -125,7 +134,7 @@ class MemberStream final : public Session<pb::MemberUp, pb::MemberDown>, public 
   }
 };
 
-class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, public GatewaySession {
+class GatewayStream final : public Session, public GatewaySession {
  public:
   using Session::Session;
 
@@ -133,32 +142,32 @@ class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, publ
   void welcome(const Welcome& welcome) override {
     pb::GatewayDown out;
     rpc::to_proto(welcome, out.mutable_welcome());
-    write(std::move(out));
+    write(out);
   }
   void reply(RequestId request, const Status& status) override {
     pb::GatewayDown out;
     rpc::to_proto(request, status, out.mutable_submit_reply());
-    write(std::move(out));
+    write(out);
   }
   void tokens(const TokenEvent& event) override {
-    if (rpc::append(event, held_.mutable_token_batch())) {
-      if (held_.token_batch().token_size() >= kTokenBatch) flush();
+    if (held_.add(event)) {
+      if (held_.full()) flush();
       return;
     }
     flush();
     pb::GatewayDown out;
     rpc::to_proto(event, out.mutable_tokens());
-    write(std::move(out));
+    write(out);
   }
   // Nothing overtakes the tokens of a request: its end is one of them or comes through tokens().
   void flush() override {
-    if (held_.token_batch().token_size() == 0) return;
-    write(std::exchange(held_, pb::GatewayDown()));
+    if (held_.empty()) return;
+    rpc::ServerStream::write(to_slice([&](const rpc::Allocate& allocate) { held_.flush(allocate); }));
   }
   void fleet(const FleetInfo& info) override {
     pb::GatewayDown out;
     rpc::to_proto(info, out.mutable_fleet());
-    write(std::move(out));
+    write(out);
   }
   void close(const Status& cause) override {
     flush();
@@ -166,7 +175,16 @@ class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, publ
   }
 
  private:
-  Status on_message(pb::GatewayUp&& message) override {
+  void write(const pb::GatewayDown& message) {
+    rpc::ServerStream::write(
+        to_slice([&](const rpc::Allocate& allocate) { rpc::encode(message, allocate); }));
+  }
+
+  Status on_message(std::string_view bytes) override {
+    pb::GatewayUp message;
+    if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+      return invalid(invalid_argument("not a conclave.v1.GatewayUp"));
+    }
     if (static_cast<bool>(session_) == (message.what_case() == pb::GatewayUp::kHello)) {
       return invalid(invalid_argument(session_ ? "a second hello" : "the first message must be a hello"));
     }
@@ -215,7 +233,7 @@ class GatewayStream final : public Session<pb::GatewayUp, pb::GatewayDown>, publ
     ended(cause);
   }
 
-  pb::GatewayDown held_;  // tokens of this round; the loop's executor's
+  rpc::TokenBatch held_;  // tokens of this round; the loop's executor's
 };
 
 void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
@@ -238,18 +256,23 @@ void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
   }
 }
 
-class ClusterService final : public pb::Cluster::CallbackService {
+// The sessions' messages stay bytes as far as gRPC is concerned.
+using ServiceBase = pb::Cluster::WithRawCallbackMethod_Join<pb::Cluster::WithRawCallbackMethod_Gateway<
+    pb::Cluster::WithCallbackMethod_Status<pb::Cluster::WithCallbackMethod_Drain<pb::Cluster::Service>>>>;
+
+class ClusterService final : public ServiceBase {
  public:
+  using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
   explicit ClusterService(std::shared_ptr<Context> context) : context_(std::move(context)) {}
 
-  grpc::ServerBidiReactor<pb::MemberUp, pb::MemberDown>* Join(grpc::CallbackServerContext* call) override {
+  Stream* Join(grpc::CallbackServerContext* call) override {
     auto stream = std::make_shared<MemberStream>(context_);
     stream->start(call);
     return stream.get();
   }
 
-  grpc::ServerBidiReactor<pb::GatewayUp, pb::GatewayDown>* Gateway(
-      grpc::CallbackServerContext* call) override {
+  Stream* Gateway(grpc::CallbackServerContext* call) override {
     auto stream = std::make_shared<GatewayStream>(context_);
     stream->start(call);
     return stream.get();

@@ -14,18 +14,6 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-template <class F>
-double median_seconds(int rounds, F&& f) {
-  std::vector<double> t;
-  for (int i = 0; i < rounds; ++i) {
-    const double start = seconds();
-    f();
-    t.push_back(seconds() - start);
-  }
-  std::nth_element(t.begin(), t.begin() + rounds / 2, t.end());
-  return t[rounds / 2];
-}
-
 std::atomic<uint64_t> sink;
 
 __attribute__((target("avx512f"))) uint64_t sum512(const std::byte* p, size_t bytes) {
@@ -51,7 +39,27 @@ uint64_t sum64(const std::byte* p, size_t bytes) {
   return s[0] + s[1] + s[2] + s[3];
 }
 
-constexpr long kIterations = 400'000;
+// Four streams a quarter of the piece apart, each line asked for ahead of its use.
+__attribute__((target("avx512f"))) uint64_t sum_streams(const std::byte* p, size_t bytes) {
+  constexpr size_t kAhead = 2048;
+  const size_t quarter = bytes / 4;
+  __m512i s[8];
+  for (auto& v : s) v = _mm512_setzero_si512();
+  for (size_t i = 0; i + 128 <= quarter; i += 128) {
+#pragma GCC unroll 8
+    for (size_t j = 0; j < 8; ++j) {
+      const std::byte* at = p + j / 2 * quarter + i + j % 2 * 64;
+      _mm_prefetch(reinterpret_cast<const char*>(at + kAhead), _MM_HINT_T0);
+      s[j] = _mm512_add_epi64(s[j], _mm512_loadu_si512(at));
+    }
+  }
+  for (int j = 1; j < 8; ++j) s[0] = _mm512_add_epi64(s[0], s[j]);
+  alignas(64) uint64_t out[8];
+  _mm512_store_si512(out, s[0]);
+  return out[0] + out[1];
+}
+
+constexpr long kIterations = 6'000;
 constexpr int kChains = 24;
 constexpr int kFewChains = 12;
 
@@ -79,18 +87,27 @@ CONCLAVE_PEAK_LOOP(fma256_loop, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_
 #undef CONCLAVE_PEAK_LOOP
 
 template <class F>
-double flops(ThreadPool& pool, int rounds, double per_call, F loop) {
-  const unsigned n = pool.threads();
-  const double t = median_seconds(
-      rounds, [&] { pool.parallel_for(n, [&](uint32_t) { sink += static_cast<uint64_t>(loop()); }); });
-  return per_call * n / t;
+double median_of(int rounds, const F& read) {
+  std::vector<double> v;
+  for (int i = 0; i < rounds; ++i) v.push_back(read());
+  std::nth_element(v.begin(), v.begin() + rounds / 2, v.end());
+  return v[static_cast<size_t>(rounds / 2)];
+}
+
+template <class F>
+double flops(ThreadPool& pool, double per_call, F loop) {
+  // More pieces than threads, so that a thread that is held up for a moment is not waited for.
+  const unsigned n = pool.threads() * 8;
+  const double start = seconds();
+  pool.parallel_for(n, [&](uint32_t) { sink += static_cast<uint64_t>(loop()); });
+  return per_call * n / (seconds() - start);
 }
 
 }  // namespace
 
 std::vector<std::byte>& big_buffer() {
   static std::vector<std::byte> buffer = [] {
-    std::vector<std::byte> b(size_t{1} << 30);
+    std::vector<std::byte> b(size_t{5} << 28);
     for (size_t i = 0; i < b.size(); i += 8) {
       const uint64_t v = (i * 0x9e3779b97f4a7c15ull) ^ (i >> 7);
       __builtin_memcpy(&b[i], &v, 8);
@@ -100,27 +117,34 @@ std::vector<std::byte>& big_buffer() {
   return buffer;
 }
 
-double read_bandwidth(ThreadPool& pool, int rounds) {
-  const auto& buffer = big_buffer();
-  constexpr size_t kPiece = size_t{16} << 20;
+double read_bandwidth(ThreadPool& pool, size_t offset, size_t bytes, bool streams) {
+  const std::byte* from = big_buffer().data() + offset;
+  constexpr size_t kPiece = size_t{1} << 20;
   const bool wide = __builtin_cpu_supports("avx512f");
-  const double t = median_seconds(rounds, [&] {
-    pool.parallel_for(static_cast<uint32_t>(buffer.size() / kPiece), [&](uint32_t i) {
-      sink += wide ? sum512(&buffer[i * kPiece], kPiece) : sum64(&buffer[i * kPiece], kPiece);
-    });
+  const double start = seconds();
+  pool.parallel_for(static_cast<uint32_t>(bytes / kPiece), [&](uint32_t i) {
+    const std::byte* piece = from + i * kPiece;
+    sink += !wide ? sum64(piece, kPiece) : streams ? sum_streams(piece, kPiece) : sum512(piece, kPiece);
   });
-  return static_cast<double>(buffer.size()) / t;
+  return static_cast<double>(bytes) / (seconds() - start);
+}
+
+double read_bandwidth(ThreadPool& pool, int rounds) {
+  return median_of(rounds, [&] { return read_bandwidth(pool, 0, size_t{1} << 30, false); });
 }
 
 double fma_peak(ThreadPool& pool, int rounds) {
-  if (__builtin_cpu_supports("avx512f"))
-    return flops(pool, rounds, 32.0 * kChains * kIterations, [] { return fma512_loop(); });
-  return flops(pool, rounds, 16.0 * kFewChains * 2 * kIterations, [] { return fma256_loop(); });
+  return median_of(rounds, [&] {
+    if (__builtin_cpu_supports("avx512f"))
+      return flops(pool, 32.0 * kChains * kIterations, [] { return fma512_loop(); });
+    return flops(pool, 16.0 * kFewChains * 2 * kIterations, [] { return fma256_loop(); });
+  });
 }
 
 double dot_peak(ThreadPool& pool, int rounds) {
-  if (!__builtin_cpu_supports("avx512bf16")) return fma_peak(pool, rounds);
-  return flops(pool, rounds, 64.0 * kChains * kIterations, [] { return dot_loop(); });
+  if (!__builtin_cpu_supports("avx512bf16")) return 0;
+  return median_of(rounds,
+                   [&] { return flops(pool, 64.0 * kChains * kIterations, [] { return dot_loop(); }); });
 }
 
 }  // namespace conclave::bench

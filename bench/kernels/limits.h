@@ -9,14 +9,18 @@
 
 namespace conclave::bench {
 
-// A gigabyte that no cache holds, filled once.
+// More than a gigabyte that no cache holds, large enough for the output layer in BF16.
 std::vector<std::byte>& big_buffer();
-// Bytes per second of summing `big_buffer` on every thread of the pool: the median of `rounds`.
+// Bytes per second of summing `bytes` of `big_buffer` from `offset` on (both multiples of a megabyte) on
+// every thread of the pool: plain loads in ascending order, or, with `streams`, four streams a thread with
+// prefetch.
+double read_bandwidth(ThreadPool& pool, size_t offset, size_t bytes, bool streams);
+// Plain loads of a gigabyte, the median of `rounds`.
 double read_bandwidth(ThreadPool& pool, int rounds);
 // Floating-point operations per second of BF16 dot products on registers alone (64 an instruction); where the
-// CPU has none, of fused multiply-adds on 512 or 256 bits.
-double dot_peak(ThreadPool& pool, int rounds);
-// The same of fused multiply-adds on floats.
-double fma_peak(ThreadPool& pool, int rounds);
+// CPU has none, 0. The median of `rounds` of about two milliseconds.
+double dot_peak(ThreadPool& pool, int rounds = 1);
+// The same of fused multiply-adds on floats, 512 or 256 bits.
+double fma_peak(ThreadPool& pool, int rounds = 1);
 
 }  // namespace conclave::bench

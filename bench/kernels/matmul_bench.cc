@@ -1,108 +1,94 @@
-// Matmul against the machine's limits. Weights are cut from a gigabyte, another matrix each call, so that no
-// cache serves them; each case reads bandwidth and peak right before it. Threads: CONCLAVE_BENCH_THREADS (2).
-#include <benchmark/benchmark.h>
-
-#include <cstdlib>
+// Whole experts, single matrices and the output layer against the machine's limits. Weights are cut from more
+// than a gigabyte, others each call, so that no cache serves them.
+#include <vector>
 
 #include "bench/kernels/limits.h"
-#include "libs/kernels/ops.h"
+#include "bench/kernels/paired.h"
 
 namespace conclave::bench {
 namespace {
 
-ThreadPool& pool() {
-  static ThreadPool p([] {
-    const char* n = std::getenv("CONCLAVE_BENCH_THREADS");
-    return n == nullptr ? 2u : static_cast<unsigned>(std::atoi(n));
-  }());
-  return p;
-}
-
-kernels::Isa isa() {
-  static const kernels::Isa chosen = kernels::choose_isa().value();
-  return chosen;
-}
-
-// Bits of the big buffer as BF16 would hold NaN and infinities; these are tamed once per format.
-const std::byte* weights(WeightDtype dtype) {
-  static WeightDtype now = WeightDtype::kF32;
-  auto& b = big_buffer();
-  if (now == dtype) return b.data();
-  now = dtype;
-  for (size_t i = 0; i < b.size(); i += 2) {
-    uint16_t h = static_cast<uint16_t>((i * 40503u) ^ (i >> 9));
-    // BF16 in +-[2^-4, 2^-1), E4M3 as quantised normal weights are: subnormals rare.
-    h = dtype == WeightDtype::kBf16 ? static_cast<uint16_t>((h & 0x807f) | ((123 + (h >> 8) % 3) << 7))
-                                    : static_cast<uint16_t>((h & 0x8787) | 0x3030 | ((h >> 3) & 0x0808));
-    __builtin_memcpy(&b[i], &h, 2);
+// The limits by themselves.
+void limits_case(benchmark::State& state) {
+  ThreadPool& pool = pool_of(static_cast<unsigned>(state.range(0)));
+  constexpr size_t kBytes = size_t{1} << 30;
+  for (auto _ : state) {
+    state.counters["plain_GB/s"] = read_bandwidth(pool, 0, kBytes, false) / 1e9;
+    state.counters["streams_GB/s"] = read_bandwidth(pool, 0, kBytes, true) / 1e9;
+    state.counters["dot_GFLOP/s"] = dot_peak(pool) / 1e9;
+    state.counters["fma_GFLOP/s"] = fma_peak(pool) / 1e9;
   }
-  return b.data();
 }
+BENCHMARK(limits_case)->Name("limits")->ArgName("threads")->Arg(1)->Arg(2)->Iterations(3)->UseRealTime();
 
+// One matrix, `m` rows.
 void matmul_case(benchmark::State& state, WeightDtype dtype, uint32_t rows, uint32_t cols) {
   const auto m = static_cast<uint32_t>(state.range(0));
-  const std::byte* base = weights(dtype);
-  WeightView w;
-  w.dtype = dtype;
-  w.rows = rows;
-  w.cols = cols;
+  const auto threads = static_cast<unsigned>(state.range(1));
+  const std::byte* base = filled_buffer(dtype == WeightDtype::kBf16 ? Fill::kBf16 : Fill::kE4m3);
   const std::vector<float> scales(size_t{(rows + 127) / 128} * ((cols + 127) / 128), 0.01f);
-  w.scales = scales.data();
-  w.scale_cols = (cols + 127) / 128;
+  WeightView w{base, dtype, rows, cols, scales.data(), (cols + 127) / 128};
   const size_t copies = big_buffer().size() / w.bytes();
   std::vector<Bf16> x(size_t{m} * cols);
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<Bf16>(0x3f00 + i * 37 % 256);
   std::vector<float> y(size_t{m} * rows);
-  const kernels::Context ctx{isa(), &pool()};
-  const double bandwidth = read_bandwidth(pool(), 3), peak = dot_peak(pool(), 5);
-  size_t i = 0;
-  for (auto _ : state) {
-    w.data = base + (i++ % copies) * w.bytes();
+  const kernels::Context ctx = context_of(threads);
+  run_paired(state, threads, {static_cast<double>(w.bytes()), 2.0 * m * rows * cols}, [&](size_t i) {
+    w.data = base + i % copies * w.bytes();
     kernels::matmul(ctx, w, Precision::kBf16, x.data(), cols, m, y.data(), rows);
     benchmark::ClobberMemory();
-  }
-  const double calls = static_cast<double>(state.iterations());
-  const double bytes = calls * static_cast<double>(w.bytes()), operations = calls * 2.0 * m * rows * cols;
-  using benchmark::Counter;
-  state.counters["GB/s"] = Counter(bytes / 1e9, Counter::kIsRate);
-  state.counters["of_bandwidth"] = Counter(bytes / bandwidth, Counter::kIsRate);
-  state.counters["GFLOP/s"] = Counter(operations / 1e9, Counter::kIsRate);
-  state.counters["of_dot_peak"] = Counter(operations / peak, Counter::kIsRate);
+  });
 }
 
-void limits_case(benchmark::State& state) {
-  double bandwidth = 0, dot = 0, fma = 0;
-  for (auto _ : state) {
-    bandwidth = read_bandwidth(pool(), 5);
-    dot = dot_peak(pool(), 9);
-    fma = fma_peak(pool(), 9);
+// `jobs` experts of the real geometry in FP8 as one group, `m` rows each.
+void expert_case(benchmark::State& state, uint32_t jobs) {
+  const auto m = static_cast<uint32_t>(state.range(0));
+  const auto threads = static_cast<unsigned>(state.range(1));
+  constexpr uint32_t kHidden = 3072, kInner = 1536;
+  constexpr size_t kBytes = size_t{kHidden} * kInner;
+  const std::byte* base = filled_buffer(Fill::kE4m3);
+  const std::vector<float> scales(24 * 12, 0.002f);
+  std::vector<ExpertWeights> all(big_buffer().size() / (3 * kBytes));
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::byte* at = base + i * 3 * kBytes;
+    all[i].w1 = {at, WeightDtype::kFp8E4m3, kInner, kHidden, scales.data(), 24};
+    all[i].w3 = {at + kBytes, WeightDtype::kFp8E4m3, kInner, kHidden, scales.data(), 24};
+    all[i].w2 = {at + 2 * kBytes, WeightDtype::kFp8E4m3, kHidden, kInner, scales.data(), 12};
   }
-  state.counters["GB/s"] = bandwidth / 1e9;
-  state.counters["dot_GFLOP/s"] = dot / 1e9;
-  state.counters["fma_GFLOP/s"] = fma / 1e9;
+  std::vector<Bf16> in(size_t{m} * kHidden, 0x3e80), out(size_t{jobs} * m * kHidden);
+  std::vector<const std::byte*> ins;
+  std::vector<std::byte*> outs;
+  for (uint32_t i = 0; i < m; ++i)
+    ins.push_back(reinterpret_cast<const std::byte*>(&in[size_t{i} * kHidden]));
+  for (uint32_t i = 0; i < m * jobs; ++i)
+    outs.push_back(reinterpret_cast<std::byte*>(&out[size_t{i} * kHidden]));
+  std::vector<kernels::ExpertJob> group(jobs);
+  const kernels::Context ctx = context_of(threads);
+  run_paired(state, threads, {3.0 * jobs * kBytes, 6.0 * jobs * m * kBytes}, [&](size_t i) {
+    for (uint32_t j = 0; j < jobs; ++j)
+      group[j] = {&all[(i * jobs + j) % all.size()], ins.data(), outs.data() + size_t{j} * m, m};
+    kernels::run_experts(ctx, Precision::kBf16, group);
+    benchmark::ClobberMemory();
+  });
 }
-BENCHMARK(limits_case)->Name("limits")->UseRealTime()->Iterations(1);
 
-#define CONCLAVE_MATMUL_BENCH(name, dtype, rows, cols)    \
-  BENCHMARK_CAPTURE(matmul_case, name, dtype, rows, cols) \
-      ->Name("matmul/" #name)                             \
-      ->Arg(1)                                            \
-      ->Arg(2)                                            \
-      ->Arg(4)                                            \
-      ->Arg(8)                                            \
-      ->Arg(16)                                           \
-      ->Arg(32)                                           \
-      ->Arg(64)                                           \
-      ->Arg(256)                                          \
-      ->UseRealTime()                                     \
-      ->Unit(benchmark::kMicrosecond)                     \
-      ->MinTime(0.4)
-CONCLAVE_MATMUL_BENCH(fp8_1536x3072, WeightDtype::kFp8E4m3, 1536, 3072);
-CONCLAVE_MATMUL_BENCH(fp8_3072x1536, WeightDtype::kFp8E4m3, 3072, 1536);
-CONCLAVE_MATMUL_BENCH(fp8_6144x3072, WeightDtype::kFp8E4m3, 6144, 3072);
-CONCLAVE_MATMUL_BENCH(bf16_1536x3072, WeightDtype::kBf16, 1536, 3072);
-CONCLAVE_MATMUL_BENCH(bf16_3072x1536, WeightDtype::kBf16, 3072, 1536);
-CONCLAVE_MATMUL_BENCH(bf16_6144x3072, WeightDtype::kBf16, 6144, 3072);
+#define CONCLAVE_PAIRED(function, name, ...)     \
+  BENCHMARK_CAPTURE(function, name, __VA_ARGS__) \
+      ->Name(#name)                              \
+      ->ArgNames({"m", "threads"})               \
+      ->Iterations(kRounds)                      \
+      ->UseManualTime()
+CONCLAVE_PAIRED(expert_case, expert_fp8, 1)->ArgsProduct({{1, 2, 4, 8, 16, 32, 64, 256}, {1, 2}});
+CONCLAVE_PAIRED(expert_case, experts8_fp8, 8)->ArgsProduct({{1, 4, 16, 64}, {2}});
+CONCLAVE_PAIRED(matmul_case, matmul / fp8_1536x3072, WeightDtype::kFp8E4m3, 1536, 3072)
+    ->ArgsProduct({{1, 16, 256}, {1, 2}});
+CONCLAVE_PAIRED(matmul_case, lm_head_fp8, WeightDtype::kFp8E4m3, 200'064, 3072)
+    ->ArgsProduct({{1, 8, 32}, {2}});
+CONCLAVE_PAIRED(matmul_case, lm_head_bf16, WeightDtype::kBf16, 200'064, 3072)->ArgsProduct({{1, 8, 32}, {2}});
+CONCLAVE_PAIRED(matmul_case, matmul / bf16_1536x3072, WeightDtype::kBf16, 1536, 3072)
+    ->ArgsProduct({{1, 16, 256}, {1, 2}});
+CONCLAVE_PAIRED(matmul_case, matmul / bf16_6144x3072, WeightDtype::kBf16, 6144, 3072)
+    ->ArgsProduct({{1, 16, 256}, {1, 2}});
 
 }  // namespace
 }  // namespace conclave::bench

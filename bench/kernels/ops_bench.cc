@@ -1,60 +1,47 @@
-// Attention, whole experts and sampling.
-#include <benchmark/benchmark.h>
-
-#include <algorithm>
-#include <cstdlib>
+// Attention and sampling against the machine's limits.
+#include <vector>
 
 #include "bench/kernels/limits.h"
+#include "bench/kernels/paired.h"
 #include "libs/base/random.h"
-#include "libs/kernels/ops.h"
 
 namespace conclave::bench {
 namespace {
 
-using kernels::Context;
-
-ThreadPool& pool() {
-  static ThreadPool p(2);
-  return p;
-}
-Context context() { return {kernels::choose_isa().value(), &pool()}; }
-
-// One decode step of `range(0)` positions of context, real head geometry, each iteration another sequence.
+// One decode step of `context` positions, real head geometry, each call other pages.
 void decode_attention(benchmark::State& state) {
   const auto length = static_cast<uint32_t>(state.range(0));
+  const auto threads = static_cast<unsigned>(state.range(1));
   const kernels::KvShape shape{48, 8, 128, Precision::kBf16};
   const size_t page_bytes = kernels::kv_page_bytes(shape);
   const uint32_t pages = (length + 15) / 16;
-  auto& buffer = big_buffer();
-  for (size_t i = 0; i < buffer.size(); i += 2) {
-    const auto h = static_cast<uint16_t>(((i * 40503u) & 0x807f) | (124 << 7));
-    __builtin_memcpy(&buffer[i], &h, 2);
-  }
-  const size_t sequences = buffer.size() / (page_bytes * pages);
+  const std::byte* base = filled_buffer(Fill::kBf16);
+  const size_t sequences = big_buffer().size() / (page_bytes * pages);
+  // A pool hands pages out in any order.
+  std::vector<const std::byte*> table;
+  for (uint32_t p = 0; p < sequences * pages; ++p) table.push_back(base + p * page_bytes);
+  SplitMix64 rng(1);
+  for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[rng.next() % i]);
   std::vector<float> q(48 * 128, 0.1f), out(q.size());
-  const double bandwidth = read_bandwidth(pool(), 3);
-  const Context ctx = context();
-  size_t i = 0;
-  for (auto _ : state) {
-    std::vector<const std::byte*> table;
-    for (uint32_t p = 0; p < pages; ++p)
-      table.push_back(buffer.data() + ((i % sequences) * pages + p) * page_bytes);
-    ++i;
-    const kernels::AttentionSlice slice{q.data(), out.data(), length - 1, 1, table.data()};
+  const kernels::Context ctx = context_of(threads);
+  const double pairs = 4.0 * 48 * 128 * length;
+  run_paired(state, threads, {static_cast<double>(page_bytes) * pages, pairs}, [&](size_t i) {
+    const kernels::AttentionSlice slice{q.data(), out.data(), length - 1, 1,
+                                        table.data() + i % sequences * pages};
     kernels::paged_attention(ctx, shape, {&slice, 1});
     benchmark::ClobberMemory();
-  }
-  const double bytes = static_cast<double>(state.iterations()) * static_cast<double>(page_bytes) * pages;
-  state.counters["GB/s"] = benchmark::Counter(bytes / 1e9, benchmark::Counter::kIsRate);
-  state.counters["of_bandwidth"] = benchmark::Counter(bytes / bandwidth, benchmark::Counter::kIsRate);
+  });
 }
-BENCHMARK(decode_attention)->Arg(512)->Arg(4096)->Arg(32768)->UseRealTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(decode_attention)
+    ->ArgNames({"context", "threads"})
+    ->ArgsProduct({{4096, 32'768, 131'072}, {1, 2}})
+    ->Iterations(kRounds)
+    ->UseManualTime();
 
-// A chunk of 512 positions at the end of `range(0)`; heads as args: heads, kv heads, dim.
-void prefill_attention(benchmark::State& state) {
+// A chunk of 512 positions at the end of the context.
+void prefill_attention(benchmark::State& state, uint32_t heads, uint32_t kv, uint32_t dim) {
   const auto length = static_cast<uint32_t>(state.range(0));
-  const auto heads = static_cast<uint32_t>(state.range(1)), kv = static_cast<uint32_t>(state.range(2)),
-             dim = static_cast<uint32_t>(state.range(3));
+  const auto threads = static_cast<unsigned>(state.range(1));
   const kernels::KvShape shape{heads, kv, dim, Precision::kBf16};
   constexpr uint32_t kChunk = 512;
   std::vector<std::vector<std::byte>> pages;
@@ -68,82 +55,65 @@ void prefill_attention(benchmark::State& state) {
     kernels::kv_store(shape, pages.back().data(), p % 16, k.data(), k.data());
   }
   for (const auto& page : pages) table.push_back(page.data());
-  const double peak = fma_peak(pool(), 5);
-  const Context ctx = context();
-  for (auto _ : state) {
+  const kernels::Context ctx = context_of(threads);
+  const double pairs = (length - kChunk) * static_cast<double>(kChunk) + kChunk * (kChunk + 1) / 2.0;
+  run_paired(state, threads, {0, pairs * heads * dim * 4}, [&](size_t) {
     const kernels::AttentionSlice slice{q.data(), out.data(), length - kChunk, kChunk, table.data()};
     kernels::paged_attention(ctx, shape, {&slice, 1});
-  }
-  const double pairs = (length - kChunk) * static_cast<double>(kChunk) + kChunk * (kChunk + 1) / 2.0;
-  const double operations = static_cast<double>(state.iterations()) * pairs * heads * dim * 4;
-  state.counters["GFLOP/s"] = benchmark::Counter(operations / 1e9, benchmark::Counter::kIsRate);
-  state.counters["of_fma_peak"] = benchmark::Counter(operations / peak, benchmark::Counter::kIsRate);
+    benchmark::ClobberMemory();
+  });
 }
-BENCHMARK(prefill_attention)
-    ->Args({4096, 48, 8, 128})
-    ->Args({32768, 4, 2, 32})
-    ->Args({32768, 4, 2, 16})
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
+#define CONCLAVE_PREFILL(name, ...)                       \
+  BENCHMARK_CAPTURE(prefill_attention, name, __VA_ARGS__) \
+      ->Name(#name)                                       \
+      ->ArgNames({"context", "threads"})                  \
+      ->Iterations(5)                                     \
+      ->UseManualTime()
+CONCLAVE_PREFILL(prefill_attention, 48, 8, 128)->Args({4096, 1})->Args({4096, 2});
+CONCLAVE_PREFILL(prefill_attention / small_heads, 4, 2, 32)->Args({32'768, 2});
 
-// `range(0)` rows each to 8 experts of real geometry in FP8, as one group.
-void experts(benchmark::State& state) {
-  const auto m = static_cast<uint32_t>(state.range(0));
-  constexpr uint32_t kHidden = 3072, kInner = 1536, kJobs = 8;
-  constexpr size_t kBytes = size_t{kHidden} * kInner;
-  auto& buffer = big_buffer();
-  for (auto& b : buffer) b = static_cast<std::byte>((static_cast<uint8_t>(b) & 0xc7) | 0x28);
-  const std::vector<float> scales(24 * 12, 0.002f);
-  const size_t copies = buffer.size() / (3 * kBytes);
-  std::vector<ExpertWeights> all(copies);
-  for (size_t i = 0; i < copies; ++i) {
-    const std::byte* at = buffer.data() + i * 3 * kBytes;
-    all[i].w1 = {at, WeightDtype::kFp8E4m3, kInner, kHidden, scales.data(), 24};
-    all[i].w3 = {at + kBytes, WeightDtype::kFp8E4m3, kInner, kHidden, scales.data(), 24};
-    all[i].w2 = {at + 2 * kBytes, WeightDtype::kFp8E4m3, kHidden, kInner, scales.data(), 12};
-  }
-  std::vector<Bf16> in(size_t{m} * kHidden, 0x3e80), out(size_t{kJobs} * m * kHidden);
-  std::vector<const std::byte*> ins;
-  std::vector<std::byte*> outs;
-  for (uint32_t i = 0; i < m; ++i)
-    ins.push_back(reinterpret_cast<const std::byte*>(&in[size_t{i} * kHidden]));
-  for (uint32_t i = 0; i < m * kJobs; ++i)
-    outs.push_back(reinterpret_cast<std::byte*>(&out[size_t{i} * kHidden]));
-  const double bandwidth = read_bandwidth(pool(), 3), peak = dot_peak(pool(), 5);
-  const Context ctx = context();
-  size_t next = 0;
-  for (auto _ : state) {
-    std::vector<kernels::ExpertJob> jobs;
-    for (uint32_t j = 0; j < kJobs; ++j)
-      jobs.push_back({&all[next++ % copies], ins.data(), outs.data() + size_t{j} * m, m});
-    kernels::run_experts(ctx, Precision::kBf16, jobs);
-  }
-  const double calls = static_cast<double>(state.iterations());
-  const double bytes = calls * kJobs * 3.0 * kBytes, operations = calls * kJobs * 6.0 * kBytes * m;
-  using benchmark::Counter;
-  state.counters["GB/s"] = Counter(bytes / 1e9, Counter::kIsRate);
-  state.counters["of_bandwidth"] = Counter(bytes / bandwidth, Counter::kIsRate);
-  state.counters["GFLOP/s"] = Counter(operations / 1e9, Counter::kIsRate);
-  state.counters["of_dot_peak"] = Counter(operations / peak, Counter::kIsRate);
-}
-BENCHMARK(experts)->Arg(1)->Arg(4)->Arg(16)->Arg(64)->Arg(256)->UseRealTime()->Unit(benchmark::kMicrosecond);
-
-void sampling(benchmark::State& state) {
+// `rows` rows of 200,064 logits, one after the other as a worker draws them, of other memory each.
+void sampling(benchmark::State& state, float temperature, uint32_t top_k, float top_p) {
+  const auto rows = static_cast<size_t>(state.range(0));
+  constexpr size_t kVocab = 200'064;
+  auto* logits = reinterpret_cast<float*>(filled_buffer(Fill::kF32));
+  // The first rows get a distribution that is as peaked as a model's.
+  constexpr size_t kRows = 64;
   SplitMix64 rng(1);
-  std::vector<float> logits(200'064);
-  for (auto& x : logits) x = static_cast<float>(rng.uniform() * 20 - 10);
-  SamplingParams params;
-  params.temperature = state.range(0) == 0 ? 0.0f : 1.0f;
-  params.top_k = state.range(0) == 1 ? 40 : 0;
-  params.top_p = state.range(0) == 3 ? 1.0f : 0.95f;
-  const Context ctx = context();
-  float u = 0;
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(kernels::sample(ctx, logits, params, u));
-    u = u > 0.9f ? 0.0f : u + 0.07f;
+  std::vector<float> kept(logits, logits + kRows * kVocab);
+  for (size_t i = 0; i < kRows * kVocab; ++i) {
+    float sum = 0;
+    for (int j = 0; j < 6; ++j) sum += static_cast<float>(rng.uniform());
+    logits[i] = (sum - 3.0f) * 4.5f;  // nearly normal, deviation 3.2
   }
+  SamplingParams params;
+  params.temperature = temperature;
+  params.top_k = top_k;
+  params.top_p = top_p;
+  const kernels::Context ctx = context_of(1);
+  float u = 0;
+  run_paired(state, 1, {static_cast<double>(rows * kVocab * sizeof(float)), 0}, [&](size_t i) {
+    for (size_t r = 0; r < rows; ++r) {
+      const std::span<float> row(logits + (i * rows + r) % kRows * kVocab, kVocab);
+      benchmark::DoNotOptimize(kernels::sample(ctx, row, params, u));
+      u = u > 0.9f ? 0.0f : u + 0.07f;
+    }
+  });
+  std::copy(kept.begin(), kept.end(), logits);
 }
-BENCHMARK(sampling)->ArgName("greedy0_topk1_topp2_all3")->DenseRange(0, 3)->Unit(benchmark::kMicrosecond);
+#define CONCLAVE_SAMPLING(name, ...)             \
+  BENCHMARK_CAPTURE(sampling, name, __VA_ARGS__) \
+      ->Name("sampling/" #name)                  \
+      ->ArgName("rows")                          \
+      ->Arg(1)                                   \
+      ->Arg(32)                                  \
+      ->Iterations(kRounds)                      \
+      ->UseManualTime()
+CONCLAVE_SAMPLING(greedy, 0.0f, 0, 1.0f);
+CONCLAVE_SAMPLING(top_k_40, 1.0f, 40, 1.0f);
+CONCLAVE_SAMPLING(top_k_40_top_p, 1.0f, 40, 0.95f);
+CONCLAVE_SAMPLING(top_p_95, 1.0f, 0, 0.95f);
+CONCLAVE_SAMPLING(all, 1.0f, 0, 1.0f);
 
 }  // namespace
 }  // namespace conclave::bench

@@ -41,7 +41,7 @@ namespace {
 struct Running {
   const ExpertJob* job = nullptr;
   MatmulArgs gate, up, down;
-  std::byte* rows = nullptr;   // gathered inputs
+  std::byte* rows = nullptr;   // gathered inputs, where the kernels take them as they are
   std::byte* inner = nullptr;  // silu(gate) * up, rounded
   float* prepared_rows = nullptr;
   float* prepared_inner = nullptr;
@@ -53,7 +53,7 @@ struct BlockTask {
   uint32_t end = 0;
 };
 
-constexpr uint32_t kTokensPerTask = 16;
+constexpr uint32_t kTokensPerTask = 8;
 
 // Cuts [0, extent) of each job into blocks.
 template <class Extent, class Block>
@@ -86,8 +86,10 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
     r.gate = matmul_args(ctx, w.w1, elem, nullptr, w.w1.cols, job.m, nullptr, 0);
     r.up = matmul_args(ctx, w.w3, elem, nullptr, w.w3.cols, job.m, nullptr, 0);
     r.down = matmul_args(ctx, w.w2, elem, nullptr, w.w2.cols, job.m, nullptr, 0);
-    total += aligned(size_t{job.m} * w.w1.cols * bytes) + aligned(size_t{job.m} * w.w2.cols * bytes) +
-             aligned(table.prepared_floats(r.gate) * 4) + aligned(table.prepared_floats(r.down) * 4);
+    r.gate.x_rows = r.up.x_rows = job.in;
+    const size_t prepared = table.prepared_floats(r.gate);
+    total += prepared > 0 ? aligned(prepared * 4) : aligned(size_t{job.m} * w.w1.cols * bytes);
+    total += aligned(size_t{job.m} * w.w2.cols * bytes) + aligned(table.prepared_floats(r.down) * 4);
     running.push_back(r);
   }
   auto* scratch = static_cast<std::byte*>(thread_scratch(Scratch::kExperts, total));
@@ -97,10 +99,11 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
       scratch += aligned(n);
       return at;
     };
-    r.rows = take(size_t{r.job->m} * r.gate.cols * bytes);
-    r.inner = take(size_t{r.job->m} * r.down.cols * bytes);
     if (const size_t n = table.prepared_floats(r.gate))
       r.prepared_rows = reinterpret_cast<float*>(take(n * 4));
+    else
+      r.rows = take(size_t{r.job->m} * r.gate.cols * bytes);
+    r.inner = take(size_t{r.job->m} * r.down.cols * bytes);
     if (const size_t n = table.prepared_floats(r.down))
       r.prepared_inner = reinterpret_cast<float*>(take(n * 4));
     r.gate.x = r.up.x = r.rows;
@@ -117,10 +120,10 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
   run_tasks(here, static_cast<uint32_t>(by_tokens.size()), [&](uint32_t i) {
     const BlockTask& t = by_tokens[i];
     const Running& r = running[t.job];
+    if (r.prepared_rows != nullptr) return table.prepare_x(r.gate, r.prepared_rows, t.begin, t.end);
     const size_t row_bytes = r.gate.cols * bytes;
     for (uint32_t row = t.begin; row < t.end; ++row)
       __builtin_memcpy(r.rows + row * row_bytes, r.job->in[row], row_bytes);
-    if (r.prepared_rows != nullptr) table.prepare_x(r.gate, r.prepared_rows, t.begin, t.end);
   });
 
   const auto inner_tasks = split(

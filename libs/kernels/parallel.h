@@ -40,11 +40,11 @@ void run_tasks(const Context& ctx, uint32_t count, const Body& body) {
 
 inline unsigned thread_count(const Context& ctx) { return ctx.pool == nullptr ? 1 : ctx.pool->threads(); }
 
-// Output rows a task of a matmul computes, a multiple of kRowBlock. A few tokens are bound by memory: longer
-// runs of addresses there, so that fetching ahead pays, but enough tasks that a thread that wakes late finds
-// some.
+// Output rows a task of a matmul computes: of kPanelRows or, for a few tokens, a multiple of kRowBlock. Those
+// are bound by memory: longer runs of addresses there, so that fetching ahead pays, but enough tasks that a
+// thread that wakes late finds some.
 inline uint32_t rows_per_task(const Context& ctx, uint32_t rows, uint32_t m) {
-  if (m > 4) return kRowBlock;
+  if (m > 4) return kPanelRows;
   const uint32_t tasks = thread_count(ctx) < 2 ? 1 : thread_count(ctx) * 6;
   const uint32_t each = (rows + tasks - 1) / tasks;
   return (each + kRowBlock - 1) / kRowBlock * kRowBlock;

@@ -45,8 +45,6 @@ void to_proto(const StepResult& from, pb::StepResult* to);
 void to_proto(const PlacementTable& from, pb::Placement* to);
 void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to);
 void to_proto(const TokenEvent& from, pb::TokenEvent* to);
-// False, and nothing is added, when the event is more than one token with or without an end.
-bool append(const TokenEvent& from, pb::TokenBatch* to);
 void to_proto(const FleetInfo& from, pb::FleetInfo* to);
 void to_proto(const ToMember& from, pb::MemberDown* to);
 void to_proto(const FromMember& from, pb::MemberUp* to);

@@ -60,8 +60,9 @@ Status check_all_nonzero(std::string_view field, const Column& column) {
 }
 
 // A log-probability: no NaN, not above 0 by more than rounding; minus infinity is a value.
+inline bool is_logprob(float value) { return !std::isnan(value) && value <= 1e-3f; }
 inline Status check_logprob(std::string_view field, float value) {
-  if (!std::isnan(value) && value <= 1e-3f) return OkStatus();
+  if (is_logprob(value)) return OkStatus();
   return invalid_field(field, std::string(field) + " is no log-probability");
 }
 

@@ -131,28 +131,6 @@ StatusOr<TokenEvent> from_proto(const pb::TokenEvent& from) {
   return to;
 }
 
-bool append(const TokenEvent& from, pb::TokenBatch* to) {
-  if (from.tokens.size() != 1 || !from.logprobs.empty() || !from.top_logprobs.empty() ||
-      !from.error.empty() || !from.prompt_logprobs.empty() || from.cached_tokens) {
-    return false;
-  }
-  // The columns that are mostly zeros begin with the first entry that is not.
-  const int before = to->token_size();
-  if (from.choice != 0 || to->choice_size() != 0) {
-    to->mutable_choice()->Resize(before, 0);
-    to->add_choice(from.choice);
-  }
-  if (from.finish != FinishReason::kNone || to->finish_size() != 0) {
-    to->mutable_finish()->Resize(before, 0);
-    to->add_finish(static_cast<pb::FinishReason>(from.finish));
-  }
-  to->add_id_hi(from.request.hi);
-  to->add_id_lo(from.request.lo);
-  to->add_index(from.index);
-  to->add_token(from.tokens[0]);
-  return true;
-}
-
 StatusOr<std::vector<TokenEvent>> from_proto(const pb::TokenBatch& from) {
   const int size = from.token_size();
   RETURN_IF_ERROR(check_count("token_batch", size, kMaxPlanEntries));

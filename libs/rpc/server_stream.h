@@ -1,6 +1,6 @@
 // One bidirectional stream as the server sees it, over gRPC's callback API: a bounded queue of messages to
-// write, reads with a window, one end. Included by .cc files of adapters only. Any thread, except where
-// marked.
+// write, reads with a window, one end. Messages are bytes (session_wire.h), so that no protobuf message waits
+// in a queue or is made by gRPC. Included by .cc files of adapters only. Any thread, except where marked.
 #pragma once
 
 #include <grpcpp/alarm.h>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "libs/base/clock.h"
@@ -26,9 +27,8 @@ struct ServerStreamLimits {
   Nanos finish_deadline = kSecond;  // for a peer that does not read to its end; then the stream is cut
 };
 
-template <class Up, class Down>
-class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
-                     public std::enable_shared_from_this<ServerStream<Up, Down>> {
+class ServerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                     public std::enable_shared_from_this<ServerStream> {
  public:
   explicit ServerStream(ServerStreamLimits limits) : limits_(limits) {}
 
@@ -48,8 +48,8 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
 
   // A message that finds the stream over is dropped. One that finds the queue full ends the stream: the peer
   // is too slow to be served.
-  void write(Down&& message) {
-    const size_t bytes = message.ByteSizeLong();
+  void write(grpc::Slice message) {
+    const size_t bytes = message.size();
     std::string cause;
     {
       std::lock_guard lock(mutex_);
@@ -60,7 +60,7 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
         cause = std::to_string(queued_bytes_) + " bytes";
       } else {
         queued_bytes_ += bytes;
-        outgoing_.push_back({std::move(message), bytes});
+        outgoing_.push_back(std::move(message));
         if (!writing_) write_next();
         return;
       }
@@ -95,24 +95,19 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
 
  protected:
   // In order, one at a time, on gRPC's threads. An error ends the stream with it.
-  virtual Status on_message(Up&& message) = 0;
+  virtual Status on_message(std::string_view bytes) = 0;
   // Once, last. `cause` is what finish() was given, or that the peer went away.
   virtual void on_end(const Status& cause) = 0;
 
  private:
-  struct Outgoing {
-    Down message;
-    size_t bytes = 0;
-  };
-
   // True when a write was started. Starting operations under the mutex is fine: gRPC never runs a reaction
   // inside the call that starts it.
   bool write_next() {
     if (outgoing_.empty() || finished_ || gone_) return false;
-    current_ = std::move(outgoing_.front());
+    current_ = grpc::ByteBuffer(&outgoing_.front(), 1);  // shares the bytes
     outgoing_.pop_front();
     writing_ = true;
-    this->StartWrite(&current_.message);
+    this->StartWrite(&current_);
     return true;
   }
 
@@ -170,8 +165,9 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
       }
       return;
     }
-    Up message = std::move(incoming_);
-    incoming_ = Up();
+    grpc::Slice message;
+    const bool whole = incoming_.TrySingleSlice(&message).ok() || incoming_.DumpToSingleSlice(&message).ok();
+    incoming_.Clear();
     {
       std::lock_guard lock(mutex_);
       reading_ = false;
@@ -182,7 +178,9 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
       }
       ++unprocessed_;
     }
-    if (Status taken = on_message(std::move(message)); !taken.ok()) {
+    const Status taken = whole ? on_message({reinterpret_cast<const char*>(message.begin()), message.size()})
+                               : internal_error("a message that gRPC cannot decompress");
+    if (!taken.ok()) {
       finish(taken);
       return;
     }
@@ -193,8 +191,8 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
   void OnWriteDone(bool ok) override {
     std::lock_guard lock(mutex_);
     writing_ = false;
-    queued_bytes_ -= current_.bytes;
-    current_ = Outgoing();
+    queued_bytes_ -= current_.Length();
+    current_.Clear();
     if (!ok) {
       gone_ = true;
       if (!finishing_) {
@@ -239,9 +237,9 @@ class ServerStream : public grpc::ServerBidiReactor<Up, Down>,
   std::shared_ptr<ServerStream> self_;  // until OnDone
 
   std::mutex mutex_;
-  std::deque<Outgoing> outgoing_;
-  Outgoing current_;
-  Up incoming_;
+  std::deque<grpc::Slice> outgoing_;
+  grpc::ByteBuffer current_;  // being written
+  grpc::ByteBuffer incoming_;
   Status cause_;
   uint64_t queued_bytes_ = 0;
   int unprocessed_ = 0;

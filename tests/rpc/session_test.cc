@@ -285,6 +285,30 @@ TEST_F(RawTest, ASecondHelloAndAnInvalidResultCloseTheSession) {
   EXPECT_THAT(drain(second, pb::MemberDown()).error_message(), HasSubstr("result.step"));
 }
 
+TEST_F(RawTest, BytesThatAreNoMessageCloseTheSession) {
+  auto channel = grpc::CreateChannel(scheduler.client().target, grpc::InsecureChannelCredentials());
+  uint64_t invalid = 0;
+  for (const std::string method : {"Join", "Gateway"}) {
+    grpc::GenericStub generic(channel);
+    grpc::CompletionQueue queue;
+    grpc::ClientContext own;
+    auto stream = generic.PrepareCall(&own, "/conclave.v1.Cluster/" + method, &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    stream->StartCall(&tag);
+    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    const grpc::Slice bytes("\x1a\x7fnot as long as it says");
+    stream->Write(grpc::ByteBuffer(&bytes, 1), &tag);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    grpc::Status status;
+    stream->Finish(&status, &tag);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("invalid message: not a conclave.v1."));
+    EXPECT_EQ(scheduler.grpc->metrics().invalid_messages, ++invalid);
+  }
+}
+
 TEST_F(RawTest, AnInvalidSubmissionIsAnsweredAndTheSessionGoesOn) {
   auto stream = stub->Gateway(&context);
   pb::GatewayUp up;

@@ -21,7 +21,8 @@ struct MatmulArgs {
   uint32_t scale_cols = 0;
   const void* x = nullptr;
   Elem x_elem = Elem::kF32;
-  size_t x_stride = 0;  // elements
+  size_t x_stride = 0;                       // elements
+  const std::byte* const* x_rows = nullptr;  // when set, each token's row by itself; for prepare_x alone
   uint32_t m = 0;
   float* y = nullptr;
   size_t y_stride = 0;                // elements
@@ -47,7 +48,7 @@ struct AttendArgs {
 };
 
 struct Table {
-  // y[.][row_begin..row_end) of one matmul. row_begin is a multiple of kRowBlock.
+  // y[.][row_begin..row_end) of one matmul. row_begin is a multiple of four.
   void (*matmul_rows)(const MatmulArgs& args, uint32_t row_begin, uint32_t row_end);
   // Floats of scratch in which x is laid out once for all row blocks of a matmul; 0 when x is used as it is.
   size_t (*prepared_floats)(const MatmulArgs& args);
@@ -79,7 +80,8 @@ struct Table {
   void (*attend_merge)(const AttendArgs& args, const float* partial, uint32_t segments);
 };
 
-inline constexpr uint32_t kRowBlock = 64;       // output rows a matmul task computes; divides a scale block
+inline constexpr uint32_t kRowBlock = 64;       // output rows a matmul task of few tokens computes
+inline constexpr uint32_t kPanelRows = 96;      // output rows a matmul task of many computes a multiple of
 inline constexpr uint32_t kBlockK = 128;        // k's per accumulation block, equal to a scale block
 inline constexpr uint32_t kSegmentKeys = 512;   // attention segment
 inline constexpr uint32_t kSubBlockKeys = 64;   // attention sub-block
