@@ -96,7 +96,9 @@ class Worker final : public MemberHandler {
   void run_head(MicroBatch& batch);
   static bool wants_prompt_logprob(const Sequence& sequence, uint32_t position);
   void prompt_row(const MicroBatchSlice& slice, uint32_t position, std::span<const float> logits);
-  void sample_row(const MicroBatchSlice& slice, std::span<float> logits);
+  // What decides the token after the slice; borrows from its sequence.
+  kernels::SampleRow draw_of(const MicroBatchSlice& slice, std::span<float> logits) const;
+  void take_sample(const MicroBatchSlice& slice, StatusOr<kernels::Sampled> sampled);
   void mask(const Sequence& sequence);
   void fail(Sequence& sequence, const std::string& cause);
   void fail_batch(uint32_t lane, const Status& cause);

@@ -174,14 +174,26 @@ void Worker::run_head(MicroBatch& batch) {
       slice_of.push_back(&slice);
     }
   }
-  math_.logits(batch, rows, options_.max_logit_rows, [&](size_t i, std::span<float> logits) {
-    const MicroBatchSlice& slice = *slice_of[i];
-    const uint32_t position = batch.positions[rows[i]];
-    if (slice.sequence->finished) return;  // failed at a row before
-    if (options_.logits_observer) options_.logits_observer(slice.sequence->request, position, logits);
-    if (wants_prompt_logprob(*slice.sequence, position)) prompt_row(slice, position, logits);
-    if (slice.sample && position + 1 == slice.start + slice.count) sample_row(slice, logits);
-  });
+  math_.logits(batch, rows, options_.max_logit_rows,
+               [&](size_t first, std::span<const std::span<float>> all) {
+                 std::vector<kernels::SampleRow> draws;
+                 std::vector<const MicroBatchSlice*> drawing;  // parallel to draws
+                 for (size_t i = 0; i < all.size(); ++i) {
+                   const MicroBatchSlice& slice = *slice_of[first + i];
+                   const uint32_t position = batch.positions[rows[first + i]];
+                   if (slice.sequence->finished) continue;  // failed at a row before
+                   if (options_.logits_observer)
+                     options_.logits_observer(slice.sequence->request, position, all[i]);
+                   if (wants_prompt_logprob(*slice.sequence, position)) prompt_row(slice, position, all[i]);
+                   if (slice.sequence->finished || !slice.sample || position + 1 != slice.start + slice.count)
+                     continue;
+                   draws.push_back(draw_of(slice, all[i]));
+                   drawing.push_back(&slice);
+                 }
+                 kernels::sample_rows(kernels_, draws);
+                 for (size_t i = 0; i < draws.size(); ++i)
+                   take_sample(*drawing[i], std::move(draws[i].result));
+               });
 }
 
 // Whether the row at `position` yields a log-probability of the prompt, that of the token after it.
@@ -208,24 +220,33 @@ void Worker::prompt_row(const MicroBatchSlice& slice, uint32_t position, std::sp
   piece.tokens.push_back(*std::move(logprob));
 }
 
-void Worker::sample_row(const MicroBatchSlice& slice, std::span<float> logits) {
-  Sequence& sequence = *slice.sequence;
+kernels::SampleRow Worker::draw_of(const MicroBatchSlice& slice, std::span<float> logits) const {
+  const Sequence& sequence = *slice.sequence;
   const SamplingParams& params = sequence.sampling;
   const uint32_t position = slice.start + slice.count;           // of the new token
   const uint32_t generated = position - sequence.prompt_tokens;  // before it
-  const auto is_stop = [&](TokenId token) {
-    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
-           params.stop_token_ids.end();
-  };
-  kernels::SampleState state;
-  state.seen = sequence.counts.seen();
-  if (generated < params.min_tokens) state.forbidden = params.stop_token_ids;
-  const float u = uniform_draw(params.seed, sequence.choice, position, DrawPurpose::kSample);
-  StatusOr<kernels::Sampled> sampled = kernels::sample(kernels_, logits, params, u, state);
+  kernels::SampleRow row;
+  row.logits = logits;
+  row.params = &params;
+  row.u = uniform_draw(params.seed, sequence.choice, position, DrawPurpose::kSample);
+  row.state.seen = sequence.counts.seen();
+  if (generated < params.min_tokens) row.state.forbidden = params.stop_token_ids;
+  return row;
+}
+
+void Worker::take_sample(const MicroBatchSlice& slice, StatusOr<kernels::Sampled> sampled) {
+  Sequence& sequence = *slice.sequence;
+  const SamplingParams& params = sequence.sampling;
+  const uint32_t position = slice.start + slice.count;
+  const uint32_t generated = position - sequence.prompt_tokens;
   if (!sampled.ok()) {
     fail(sequence, message_of(sampled.status()));
     return;
   }
+  const auto is_stop = [&](TokenId token) {
+    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
+           params.stop_token_ids.end();
+  };
   SampledToken out;
   out.seq = sequence.id;
   out.position = position;

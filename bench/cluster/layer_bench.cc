@@ -171,7 +171,7 @@ int main_of(int argc, char** argv) {
   options.shards = 1;
   options.threads = flags.threads;
   options.scheduler.prefix_cache = false;
-  options.scheduler.itl_target_ms = 0;
+  options.scheduler.itl_target_ms = options.scheduler.prefill_target_ms = 0;
   for (const uint32_t streams : flags.streams) {
     uint32_t& most = options.scheduler.max_batch_sequences;
     most = std::max(most, streams);

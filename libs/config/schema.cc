@@ -55,7 +55,8 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
                       "is earlier.");
   count("step_token_budget", o.step_token_budget, 65536, "tokens",
         "Rows of one plan; a worker with a lower max_batch_tokens gets fewer.");
-  count("prefill_chunk_tokens", o.prefill_chunk_tokens, 65536, "tokens", "Rows of one prompt in one plan.");
+  count("prefill_chunk_tokens", o.prefill_chunk_tokens, 65536, "tokens",
+        "Rows of one prompt in one plan; while others wait for theirs, half of what is left at most.");
   count("max_batch_sequences", o.max_batch_sequences, 65536, "sequences",
         "Sequences on one worker at a time.");
   count("steps_in_flight", o.steps_in_flight, 16, "plans",
@@ -63,6 +64,9 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   f.integer<uint32_t>("itl_target_ms", o.itl_target_ms, 0, 600'000, "ms",
                       "Prefill beside decodes is cut so that a step takes no longer than this, or than twice "
                       "its decodes alone; 0: only step_token_budget counts.");
+  f.integer<uint32_t>("prefill_target_ms", o.prefill_target_ms, 0, 600'000, "ms",
+                      "A step of prefill alone is cut so that it takes no longer than this; 0: only "
+                      "step_token_budget counts.");
   count("min_prefill_tokens", o.min_prefill_tokens, 65536, "tokens",
         "Prefill that goes with every step, however slow it is.");
   f.integer<uint32_t>(
