@@ -28,6 +28,14 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
   gauge("conclave_attention_kv_blocks", "Pages of the KV cache", kv_blocks);
   counter("conclave_attention_warmed_weight_bytes_total", "Weights read at the start", m.weight_bytes_warmed);
   time("conclave_attention_compute_seconds_total", "Busy time of steps", m.compute_ns);
+  time("conclave_attention_layer_seconds_total",
+       "Of the busy time: projections, attention and gate of layers", m.attention_ns);
+  time("conclave_attention_dispatch_seconds_total", "Of the busy time: making and sending dispatches",
+       m.dispatch_ns);
+  time("conclave_attention_combine_seconds_total", "Of the busy time: adding the experts' outputs",
+       m.combine_ns);
+  time("conclave_attention_head_seconds_total", "Of the busy time: final norm, lm_head and sampling",
+       m.head_ns);
   time("conclave_attention_expert_wait_seconds_total", "Time of steps spent waiting for experts",
        m.expert_wait_ns);
   time("conclave_attention_plan_wait_seconds_total",

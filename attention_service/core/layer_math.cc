@@ -147,7 +147,7 @@ void LayerMath::combine(MicroBatch& batch, const CombineTracker& tracker) {
 }
 
 void LayerMath::logits(const MicroBatch& batch, std::span<const uint32_t> rows, uint32_t max_rows,
-                       const std::function<void(size_t, std::span<float>)>& f) {
+                       const std::function<void(size_t, std::span<const std::span<float>>)>& f) {
   const uint32_t hidden = spec_.hidden_size;
   const uint32_t vocab = weights_.lm_head.rows;
   for (size_t first = 0; first < rows.size(); first += max_rows) {
@@ -161,7 +161,9 @@ void LayerMath::logits(const MicroBatch& batch, std::span<const uint32_t> rows, 
     }
     kernels::matmul(kernels_, weights_.lm_head, precision_, as_input(norm, m, hidden), hidden, m, logits,
                     vocab);
-    for (uint32_t i = 0; i < m; ++i) f(first + i, {logits + static_cast<size_t>(i) * vocab, vocab});
+    std::vector<std::span<float>> each(m);
+    for (uint32_t i = 0; i < m; ++i) each[i] = {logits + static_cast<size_t>(i) * vocab, vocab};
+    f(first, each);
   }
 }
 

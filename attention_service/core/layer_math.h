@@ -30,10 +30,10 @@ class LayerMath {
   RowBuffer gate(MicroBatch& batch, uint32_t layer, RowPool& pool);
   // x += the weighted sum of the experts' outputs, in slot order; rows masked in the tracker are left alone.
   void combine(MicroBatch& batch, const CombineTracker& tracker);
-  // Final norm and lm_head of the given rows, at most `max_rows` at a time; f(index into rows, logits) for
-  // each, in order. The logits (vocab_size) may be changed by f and live for the call.
+  // Final norm and lm_head of the given rows, at most `max_rows` at a time, in order: f(index of the first of
+  // them, their logits). The logits (vocab_size a row) may be changed by f and live for the call.
   void logits(const MicroBatch& batch, std::span<const uint32_t> rows, uint32_t max_rows,
-              const std::function<void(size_t, std::span<float>)>& f);
+              const std::function<void(size_t, std::span<const std::span<float>>)>& f);
 
  private:
   // m rows of n floats as matmul input: themselves in F32, a rounded copy in BF16.

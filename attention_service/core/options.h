@@ -41,12 +41,12 @@ struct WorkerOptions {
   uint32_t threads = 1;  // told to the scheduler; the pool itself comes with the kernel context
   uint32_t kv_blocks = 4096;
   uint32_t max_batch_tokens = 2048;  // rows one plan may have
-  // Micro-batches of one step in flight: attention of one overlaps experts of another. A step has as many as
-  // keep at least `micro_batch_min_rows` rows each: with fewer, reading the weights once for each costs more
-  // than the overlap gains (decode steps of 8 to 128 rows, one worker and one shard of one thread each on two
-  // cores).
-  uint32_t micro_batches = 2;
-  uint32_t micro_batch_min_rows = 64;
+  // Micro-batches of one step in flight: attention of one overlaps experts of another, and the wire both. A
+  // step has at most so many, of at least `micro_batch_min_rows` rows each; with tuning, as many of these as
+  // were the fastest for steps of its size (micro_batch_tuner.h).
+  uint32_t micro_batches = 4;
+  uint32_t micro_batch_min_rows = 8;
+  bool micro_batch_tuning = true;
   // Plans that may wait behind the running one; a scheduler that sends more breaks the protocol, and they are
   // dropped.
   uint32_t max_queued_plans = 64;
@@ -95,6 +95,12 @@ struct WorkerMetrics {
   uint64_t queued_plans = 0;   // gauge
   uint64_t weight_bytes_warmed = 0;
   Nanos compute_ns = 0;
+  // Of which: projections, attention and gate of all layers; making and sending dispatches; adding the
+  // experts' outputs; final norm, lm_head and sampling. The rest is the embedding and copies of pages.
+  Nanos attention_ns = 0;
+  Nanos dispatch_ns = 0;
+  Nanos combine_ns = 0;
+  Nanos head_ns = 0;
   Nanos expert_wait_ns = 0;
   Nanos plan_wait_ns = 0;  // between steps, without a plan though there were sequences
   ExchangeMetrics exchange;

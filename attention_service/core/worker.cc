@@ -31,6 +31,7 @@ Worker::Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& 
       sequences_(spec, options_.kv_blocks),
       kv_(std::move(kv)),
       math_(spec, weights, options_.precision, kernels, kv_),
+      tuner_(options_.micro_batches, options_.micro_batch_min_rows),
       exchange_(executor, transport, options_.exchange, options_.micro_batches, spec.hidden_size,
                 row_dtype(options_.precision), metrics_.exchange,
                 {[this](uint32_t lane) {

@@ -18,6 +18,7 @@
 #include "attention_service/core/kv_store.h"
 #include "attention_service/core/layer_math.h"
 #include "attention_service/core/micro_batch.h"
+#include "attention_service/core/micro_batch_tuner.h"
 #include "attention_service/core/options.h"
 #include "attention_service/core/sequence_table.h"
 #include "attention_service/core/weight_warmer.h"
@@ -67,6 +68,9 @@ class Worker final : public MemberHandler {
     std::vector<std::pair<uint32_t, SampledToken>> sampled;  // by plan index
     std::map<uint32_t, PromptLogprobs> prompt_logprobs;      // the same
     std::vector<MicroBatch> batches;
+    uint32_t rows = 0;
+    bool prefill = false;
+    TimePoint begun = 0;
   };
 
   Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& spec, const DenseWeights& weights,
@@ -92,7 +96,9 @@ class Worker final : public MemberHandler {
   void run_head(MicroBatch& batch);
   static bool wants_prompt_logprob(const Sequence& sequence, uint32_t position);
   void prompt_row(const MicroBatchSlice& slice, uint32_t position, std::span<const float> logits);
-  void sample_row(const MicroBatchSlice& slice, std::span<float> logits);
+  // What decides the token after the slice; borrows from its sequence.
+  kernels::SampleRow draw_of(const MicroBatchSlice& slice, std::span<float> logits) const;
+  void take_sample(const MicroBatchSlice& slice, StatusOr<kernels::Sampled> sampled);
   void mask(const Sequence& sequence);
   void fail(Sequence& sequence, const std::string& cause);
   void fail_batch(uint32_t lane, const Status& cause);
@@ -110,6 +116,7 @@ class Worker final : public MemberHandler {
   SequenceTable sequences_;
   KvStore kv_;
   LayerMath math_;
+  MicroBatchTuner tuner_;
   RowPool pool_;
   ExpertExchange exchange_;
   std::vector<TransportEvent> events_;

@@ -9,6 +9,7 @@ namespace conclave {
 
 void Worker::begin_step(BatchPlan plan) {
   step_.emplace();
+  step_->begun = executor_.now();
   step_->result.step = plan.step;
   step_->result.plan_wait_ns = std::exchange(plan_wait_, 0);
   for (SeqId id : plan.ends) sequences_.end(id);
@@ -28,7 +29,11 @@ void Worker::begin_step(BatchPlan plan) {
   uint32_t rows = 0;
   for (uint32_t i = 0; i < plan.slices.size(); ++i) admit_slice(plan.slices[i], i, rows, admitted);
   if (!admitted.empty()) {
-    step_->batches = split_step(std::move(admitted), options_.micro_batches, options_.micro_batch_min_rows);
+    step_->rows = rows;
+    step_->prefill = std::any_of(admitted.begin(), admitted.end(), [](const auto& s) { return s.count > 1; });
+    const uint32_t count =
+        options_.micro_batch_tuning ? tuner_.choose(rows, step_->prefill) : options_.micro_batches;
+    step_->batches = split_step(std::move(admitted), count, options_.micro_batch_min_rows);
   }
   metrics_.rows += rows;
   metrics_.sequences = sequences_.size();
@@ -108,11 +113,18 @@ MicroBatch* Worker::next_batch(uint32_t& lane) {
 }
 
 void Worker::run_layer(MicroBatch& batch, uint32_t lane) {
+  TimePoint mark = executor_.now();
+  const auto lap = [&] {
+    const TimePoint now = executor_.now();
+    return now - std::exchange(mark, now);
+  };
   if (batch.layer == 0) {
     math_.embed(batch);
+    lap();
   } else if (batch.combine_first) {
     math_.combine(batch, exchange_.tracker(lane));
     batch.combine_first = false;
+    metrics_.combine_ns += lap();
   }
   metrics_.masked_rows +=
       batch.drop_rows(spec_.hidden_size, [](const Sequence& s) { return s.ending || s.finished; });
@@ -120,15 +132,18 @@ void Worker::run_layer(MicroBatch& batch, uint32_t lane) {
     batch.phase = MicroBatch::Phase::kDone;
   } else if (batch.layer == spec_.num_layers) {
     run_head(batch);
+    metrics_.head_ns += lap();
     batch.phase = MicroBatch::Phase::kDone;
   } else {
     math_.attention(batch, batch.layer);
     RowBuffer rows = math_.gate(batch, batch.layer, pool_);
     take_every_expert(batch);
+    metrics_.attention_ns += lap();
     batch.phase = MicroBatch::Phase::kWaiting;
     batch.combine_first = true;
     const uint32_t layer = batch.layer++;
     exchange_.begin(lane, layer, batch.rows, spec_.experts_per_token, batch.ids, std::move(rows));
+    metrics_.dispatch_ns += lap();
   }
 }
 
@@ -159,14 +174,26 @@ void Worker::run_head(MicroBatch& batch) {
       slice_of.push_back(&slice);
     }
   }
-  math_.logits(batch, rows, options_.max_logit_rows, [&](size_t i, std::span<float> logits) {
-    const MicroBatchSlice& slice = *slice_of[i];
-    const uint32_t position = batch.positions[rows[i]];
-    if (slice.sequence->finished) return;  // failed at a row before
-    if (options_.logits_observer) options_.logits_observer(slice.sequence->request, position, logits);
-    if (wants_prompt_logprob(*slice.sequence, position)) prompt_row(slice, position, logits);
-    if (slice.sample && position + 1 == slice.start + slice.count) sample_row(slice, logits);
-  });
+  math_.logits(batch, rows, options_.max_logit_rows,
+               [&](size_t first, std::span<const std::span<float>> all) {
+                 std::vector<kernels::SampleRow> draws;
+                 std::vector<const MicroBatchSlice*> drawing;  // parallel to draws
+                 for (size_t i = 0; i < all.size(); ++i) {
+                   const MicroBatchSlice& slice = *slice_of[first + i];
+                   const uint32_t position = batch.positions[rows[first + i]];
+                   if (slice.sequence->finished) continue;  // failed at a row before
+                   if (options_.logits_observer)
+                     options_.logits_observer(slice.sequence->request, position, all[i]);
+                   if (wants_prompt_logprob(*slice.sequence, position)) prompt_row(slice, position, all[i]);
+                   if (slice.sequence->finished || !slice.sample || position + 1 != slice.start + slice.count)
+                     continue;
+                   draws.push_back(draw_of(slice, all[i]));
+                   drawing.push_back(&slice);
+                 }
+                 kernels::sample_rows(kernels_, draws);
+                 for (size_t i = 0; i < draws.size(); ++i)
+                   take_sample(*drawing[i], std::move(draws[i].result));
+               });
 }
 
 // Whether the row at `position` yields a log-probability of the prompt, that of the token after it.
@@ -193,24 +220,33 @@ void Worker::prompt_row(const MicroBatchSlice& slice, uint32_t position, std::sp
   piece.tokens.push_back(*std::move(logprob));
 }
 
-void Worker::sample_row(const MicroBatchSlice& slice, std::span<float> logits) {
-  Sequence& sequence = *slice.sequence;
+kernels::SampleRow Worker::draw_of(const MicroBatchSlice& slice, std::span<float> logits) const {
+  const Sequence& sequence = *slice.sequence;
   const SamplingParams& params = sequence.sampling;
   const uint32_t position = slice.start + slice.count;           // of the new token
   const uint32_t generated = position - sequence.prompt_tokens;  // before it
-  const auto is_stop = [&](TokenId token) {
-    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
-           params.stop_token_ids.end();
-  };
-  kernels::SampleState state;
-  state.seen = sequence.counts.seen();
-  if (generated < params.min_tokens) state.forbidden = params.stop_token_ids;
-  const float u = uniform_draw(params.seed, sequence.choice, position, DrawPurpose::kSample);
-  StatusOr<kernels::Sampled> sampled = kernels::sample(kernels_, logits, params, u, state);
+  kernels::SampleRow row;
+  row.logits = logits;
+  row.params = &params;
+  row.u = uniform_draw(params.seed, sequence.choice, position, DrawPurpose::kSample);
+  row.state.seen = sequence.counts.seen();
+  if (generated < params.min_tokens) row.state.forbidden = params.stop_token_ids;
+  return row;
+}
+
+void Worker::take_sample(const MicroBatchSlice& slice, StatusOr<kernels::Sampled> sampled) {
+  Sequence& sequence = *slice.sequence;
+  const SamplingParams& params = sequence.sampling;
+  const uint32_t position = slice.start + slice.count;
+  const uint32_t generated = position - sequence.prompt_tokens;
   if (!sampled.ok()) {
     fail(sequence, message_of(sampled.status()));
     return;
   }
+  const auto is_stop = [&](TokenId token) {
+    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
+           params.stop_token_ids.end();
+  };
   SampledToken out;
   out.seq = sequence.id;
   out.position = position;
@@ -263,6 +299,8 @@ void Worker::fail_batch(uint32_t lane, const Status& cause) {
 void Worker::finish_step() {
   Step step = std::move(*step_);
   step_.reset();
+  tuner_.observe(step.rows, step.prefill, static_cast<uint32_t>(step.batches.size()),
+                 executor_.now() - step.begun);
   std::sort(step.sampled.begin(), step.sampled.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [index, token] : step.sampled) step.result.sampled.push_back(std::move(token));

@@ -12,6 +12,8 @@ void export_metrics(const ShardMetrics& m, MetricSink& sink) {
   counter("conclave_expert_rows_total", "(row, expert) pairs computed", m.items);
   counter("conclave_expert_missing_rows_total", "(row, expert) pairs whose expert is not held here",
           m.missing_items);
+  counter("conclave_expert_runs_total", "Experts computed, each once a group: reads of an expert's weights",
+          m.expert_runs);
   counter("conclave_expert_expired_dispatches_total", "Dispatches past their deadline when their turn came",
           m.expired_dispatches);
   counter("conclave_expert_cancelled_dispatches_total", "Dispatches cancelled, or of a worker that is gone",

@@ -39,6 +39,7 @@ struct ShardMetrics {
   uint64_t replies = 0;
   uint64_t groups = 0;                // computations; items / groups is the mean batch
   uint64_t items = 0;                 // (row, expert) pairs computed
+  uint64_t expert_runs = 0;           // experts computed, each once a group: their weights are read as often
   uint64_t missing_items = 0;         // pairs answered as missing
   uint64_t expired_dispatches = 0;    // skipped: past their deadline
   uint64_t cancelled_dispatches = 0;  // skipped: cancelled, or their worker is gone

@@ -173,6 +173,7 @@ void Shard::compute_group() {
   const Nanos busy = executor_.now() - begin;
   ++metrics_.groups;
   metrics_.items += group_.items();
+  metrics_.expert_runs += group_.jobs().size();
   metrics_.missing_items += group_.missing_items();
   metrics_.compute_ns += busy;
   group_.each_expert([&](uint16_t expert, size_t rows) {

@@ -55,7 +55,8 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
                       "is earlier.");
   count("step_token_budget", o.step_token_budget, 65536, "tokens",
         "Rows of one plan; a worker with a lower max_batch_tokens gets fewer.");
-  count("prefill_chunk_tokens", o.prefill_chunk_tokens, 65536, "tokens", "Rows of one prompt in one plan.");
+  count("prefill_chunk_tokens", o.prefill_chunk_tokens, 65536, "tokens",
+        "Rows of one prompt in one plan; while others wait for theirs, half of what is left at most.");
   count("max_batch_sequences", o.max_batch_sequences, 65536, "sequences",
         "Sequences on one worker at a time.");
   count("steps_in_flight", o.steps_in_flight, 16, "plans",
@@ -63,6 +64,9 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   f.integer<uint32_t>("itl_target_ms", o.itl_target_ms, 0, 600'000, "ms",
                       "Prefill beside decodes is cut so that a step takes no longer than this, or than twice "
                       "its decodes alone; 0: only step_token_budget counts.");
+  f.integer<uint32_t>("prefill_target_ms", o.prefill_target_ms, 0, 600'000, "ms",
+                      "A step of prefill alone is cut so that it takes no longer than this; 0: only "
+                      "step_token_budget counts.");
   count("min_prefill_tokens", o.min_prefill_tokens, 65536, "tokens",
         "Prefill that goes with every step, however slow it is.");
   f.integer<uint32_t>(
@@ -230,10 +234,13 @@ void attention_fields(FieldList& f, AttentionConfig& c) {
   f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
                       "Threads that compute; 0: the machine's cores.");
   f.integer<uint32_t>("max_batch_tokens", o.max_batch_tokens, 1, 65536, "tokens", "Rows one plan may have.");
-  f.integer<uint32_t>("micro_batches", o.micro_batches, 1, 16, "micro-batches",
-                      "Parts of one step in flight, so that attention of one overlaps experts of another.");
+  f.integer<uint32_t>(
+      "micro_batches", o.micro_batches, 1, 16, "micro-batches",
+      "Parts of one step in flight at most, so that attention of one overlaps experts of another.");
   f.integer<uint32_t>("micro_batch_min_rows", o.micro_batch_min_rows, 1, 65536, "tokens",
-                      "A step has as many parts as keep at least so many rows each.");
+                      "A step has no more parts than keep at least so many rows each.");
+  f.boolean("micro_batch_tuning", o.micro_batch_tuning,
+            "Whether a step has as many parts as were the fastest for its size; off: as many as may be.");
   f.integer<uint32_t>("max_queued_plans", o.max_queued_plans, 1, 65536, "plans",
                       "Plans that may wait behind the running one; further ones are dropped.");
   f.integer<uint32_t>("max_logit_rows", o.max_logit_rows, 1, 65536, "tokens",

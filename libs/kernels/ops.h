@@ -152,6 +152,16 @@ struct Sampled {
 StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const SamplingParams& params, float u,
                          const SampleState& state = {});
 
+// Several rows, side by side on the pool's threads; each as sample() would alone.
+struct SampleRow {
+  std::span<float> logits;
+  const SamplingParams* params = nullptr;  // borrowed
+  float u = 0;
+  SampleState state;
+  StatusOr<Sampled> result = Sampled();  // out
+};
+void sample_rows(const Context& ctx, std::span<SampleRow> rows);
+
 // The log-probability of one token, below vocab_limit or not (then -infinity), its rank among those
 // below vocab_limit (from 1, ties to the lower id; 0 for one that is not), and the `top` most likely.
 // Same numbers as sample's. INTERNAL for a row with no finite logit.

@@ -251,6 +251,13 @@ StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const Samp
   return result;
 }
 
+void sample_rows(const Context& ctx, std::span<SampleRow> rows) {
+  run_tasks(ctx, static_cast<uint32_t>(rows.size()), [&](uint32_t i) {
+    SampleRow& row = rows[i];
+    row.result = sample(ctx, row.logits, *row.params, row.u, row.state);
+  });
+}
+
 StatusOr<PromptLogprob> token_logprob(const Context& ctx, std::span<const float> logits, uint32_t vocab_limit,
                                       TokenId token, uint32_t top) {
   const Table& table = table_of(ctx.isa);

@@ -90,7 +90,7 @@ struct StepResult {
   // Ended by plans that wait, and not touched by anything after this step: their blocks are free already.
   std::vector<SeqId> released;
   Nanos compute_ns = 0;      // busy time of the step
-  Nanos expert_wait_ns = 0;  // of which waiting for experts
+  Nanos expert_wait_ns = 0;  // time without anything to compute, waiting for experts
   // Between the step before and this one: time the worker stood still for want of a plan although it had
   // sequences. What planning one step ahead is to hide.
   Nanos plan_wait_ns = 0;

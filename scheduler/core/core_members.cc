@@ -98,6 +98,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   limits.prefix_cache = options_.prefix_cache;
   limits.growth_pages = options_.preemption ? 1 : 0;
   limits.step_target = options_.itl_target_ms * kMillisecond;
+  limits.prefill_target = options_.prefill_target_ms * kMillisecond;
   limits.min_prefill = options_.min_prefill_tokens;
   limits.owed_prefill = options_.max_owed_prefill_tokens;
   workers_.try_emplace(info.incarnation, info.kv_blocks, limits, faults_);

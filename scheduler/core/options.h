@@ -35,14 +35,17 @@ struct SchedulerOptions {
   uint32_t default_due_ms = 60'000;  // a request is due at its deadline or so long after its arrival
 
   // Steps.
-  uint32_t step_token_budget = 512;  // rows of one plan (also bounded by the worker's own max_batch_tokens)
-  uint32_t prefill_chunk_tokens = 256;  // of one sequence in one plan
-  uint32_t max_batch_sequences = 128;   // of one worker at a time
-  uint32_t steps_in_flight = 2;         // plans a worker holds: step N+1 is planned while step N runs
+  uint32_t step_token_budget = 2'048;  // rows of one plan (also bounded by the worker's own max_batch_tokens)
+  uint32_t prefill_chunk_tokens =
+      2'048;                           // of one sequence in one plan; half of what is left while others wait
+  uint32_t max_batch_sequences = 256;  // of one worker at a time
+  uint32_t steps_in_flight = 2;        // plans a worker holds: step N+1 is planned while step N runs
   // Prefill beside decodes is cut so that a step takes no longer than this, or than twice its decodes alone;
   // 0: only the budget counts. At least min_prefill_tokens go with every step.
   uint32_t itl_target_ms = 50;
   uint32_t min_prefill_tokens = 16;
+  // The same for a step of prefill alone, for those who come while it runs.
+  uint32_t prefill_target_ms = 2'000;
   // Nobody starts on a worker that owes so many rows of prefill: who waits there waits in order of admission,
   // beyond the reach of bands, fair shares and deadlines. Of one sequence a chunk at most counts, so that one
   // long prompt does not keep others out. 0: no bound.

@@ -202,12 +202,16 @@ uint32_t WorkerPlanner::coming() const {
 
 void WorkerPlanner::plan_prefill(BatchPlan& plan, Step& step) {
   uint32_t budget = limits_.step_tokens - step.decode_rows;
-  // With nobody's next token waiting there is nothing to hold back for.
-  if (step.decode_rows > 0)
-    budget = step_time_.prefill_rows(limits_.step_target, limits_.min_prefill, budget);
+  // With nobody's next token waiting only those who come meanwhile are held up.
+  const Nanos target = step.decode_rows > 0 ? limits_.step_target : limits_.prefill_target;
+  budget = step_time_.prefill_rows(target, limits_.min_prefill, budget);
+  size_t behind = prefilling_.size();
   for (Sequence* seq : prefilling_) {
     if (budget == 0) break;
-    const uint32_t count = std::min({seq->known - seq->planned, limits_.chunk_tokens, budget});
+    // While others wait for theirs, one takes half of what is left: a long prompt neither wastes a step nor
+    // keeps short ones from it.
+    const uint32_t share = --behind == 0 ? budget : (budget + 1) / 2;
+    const uint32_t count = std::min({seq->known - seq->planned, limits_.chunk_tokens, share});
     add_slice(plan, step, *seq, count);
     budget -= count;
     step.prefill_rows += count;
@@ -219,7 +223,8 @@ bool WorkerPlanner::owes_prefill() const {
   if (limits_.owed_prefill == 0) return false;
   uint64_t owed = 0;
   for (const Sequence* seq : prefilling_) {
-    owed += std::min(seq->known - seq->planned, limits_.chunk_tokens);
+    owed +=
+        std::min({seq->known - seq->planned, limits_.chunk_tokens, std::max(limits_.step_tokens / 8, 1u)});
     if (owed >= limits_.owed_prefill) return true;
   }
   return false;
@@ -360,7 +365,7 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(StepResult&& result, TimePoint no
     seq.computed = slice.end;
     if ((seq.shared + 1) * kBlockTokens <= slice.end) publish(seq, slice.end);
   }
-  step_time_.observe(step.decode_rows, step.prefill_rows, result.compute_ns);
+  step_time_.observe(step.decode_rows, step.prefill_rows, result.compute_ns + result.expert_wait_ns);
   outcome.sampled.reserve(result.sampled.size());
   auto due = step.samples.begin();
   for (SampledToken& token : result.sampled) {

@@ -38,6 +38,7 @@ struct WorkerLimits {
   bool prefix_cache = true;
   uint32_t growth_pages = 1;  // that stay free at an admission for each sequence that runs
   Nanos step_target = 0;      // prefill beside decodes is cut so that a step takes this; 0: it is not
+  Nanos prefill_target = 0;   // the same for prefill alone
   uint32_t min_prefill = 16;  // rows of prefill a step carries however slow it is
   uint32_t owed_prefill = 0;  // rows of it beyond which nobody is admitted; 0: no bound
 };

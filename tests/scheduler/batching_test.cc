@@ -50,12 +50,29 @@ TEST(Batching, LongPromptsArePrefilledInChunksWithinTheBudgetAndDecodesComeFirst
   ASSERT_EQ(plan.slices.size(), 3u);
   EXPECT_EQ(plan.slices[0].count, 1u);
   EXPECT_TRUE(plan.slices[0].sample);
-  EXPECT_EQ(plan.slices[1].count, 16u);
-  EXPECT_EQ(plan.slices[2].count, 3u);  // 20 - 1 - 16
+  EXPECT_EQ(plan.slices[1].count, 10u);  // half of 20 - 1, since another waits
+  EXPECT_EQ(plan.slices[2].count, 9u);
   EXPECT_FALSE(plan.slices[2].sample);
   h.run_all();
   for (uint64_t id : {1, 2, 3}) EXPECT_NE(h.finish(id), FinishReason::kNone);
   EXPECT_EQ(h.workers[h.worker].model.breach(), "");
+}
+
+TEST(Batching, APromptAloneTakesAllThatItsChunkAllows) {
+  for (const uint32_t chunk : {16u, 30u}) {
+    SchedulerOptions options;
+    options.step_token_budget = 20;
+    options.prefill_chunk_tokens = chunk;
+    options.max_batch_sequences = 8;
+    Harness h(options);
+    h.make_ready();
+    h.submit(Harness::request(1, 50, 4));
+    const BatchPlan& plan = h.workers[h.worker].plans.front();
+    ASSERT_EQ(plan.slices.size(), 1u);
+    EXPECT_EQ(plan.slices[0].count, std::min(chunk, 20u));
+    h.run_all();
+    EXPECT_EQ(h.workers[h.worker].model.breach(), "");
+  }
 }
 
 TEST(Batching, RequestsJoinAndLeaveAtAnyStep) {
