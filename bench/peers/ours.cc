@@ -96,13 +96,15 @@ std::vector<std::vector<TokenId>> prompts(uint32_t vocab_size, size_t streams, s
 
 // What the members have counted so far.
 struct Counters {
-  Nanos dense = 0;    // the worker's own work: attention and lm_head
-  Nanos waiting = 0;  // the worker's, for experts
-  Nanos experts = 0;  // the shard's work
+  Nanos attention = 0;  // the worker's: projections, attention and gate
+  Nanos head = 0;       // the worker's: lm_head and sampling
+  Nanos wire = 0;       // the worker's: making dispatches, adding what comes back
+  Nanos experts = 0;    // the shard's work
 };
 Counters counters(LocalCluster& cluster) {
   const WorkerMetrics worker = cluster.worker_metrics(0);
-  return {worker.compute_ns, worker.expert_wait_ns, cluster.shard_metrics(0).compute_ns};
+  return {worker.attention_ns, worker.head_ns, worker.dispatch_ns + worker.combine_ns,
+          cluster.shard_metrics(0).compute_ns};
 }
 
 struct Run {
@@ -152,7 +154,7 @@ void write_tokens(const std::string& path, const std::vector<std::vector<TokenId
 }
 
 // Tokens a second while every stream decodes: from where the last stream has its third token to where it has
-// `steps` more. dense, waiting and experts are what the members spent in that time, as shares of it.
+// `steps` more. The parts are what the members spent in that time, as shares of it.
 void decode(LocalCluster& cluster, std::istream& in) {
   size_t streams = 0, prompt = 0, steps = 0;
   uint64_t seed = 0;
@@ -181,9 +183,10 @@ void decode(LocalCluster& cluster, std::istream& in) {
     return static_cast<double>(run.at_end.*field - run.at_lead.*field) / window;
   };
   std::printf(
-      "{\"tokens_per_s\": %.4f, \"window_s\": %.3f, \"dense\": %.3f, \"waiting\": %.3f, \"experts\": %.3f}\n",
-      static_cast<double>(tokens) * kSecond / window, window / kSecond, share(&Counters::dense),
-      share(&Counters::waiting), share(&Counters::experts));
+      "{\"tokens_per_s\": %.4f, \"window_s\": %.3f, \"attention\": %.3f, \"head\": %.3f, \"wire\": %.3f, "
+      "\"experts\": %.3f}\n",
+      static_cast<double>(tokens) * kSecond / window, window / kSecond, share(&Counters::attention),
+      share(&Counters::head), share(&Counters::wire), share(&Counters::experts));
 }
 
 void prefill(LocalCluster& cluster, std::istream& in) {
