@@ -166,6 +166,7 @@ Reading median(std::vector<Reading> all) {
 }
 
 int main_of(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12);
   const Flags flags = parse(argc, argv);
   LocalClusterOptions options;
   options.shards = 1;

@@ -24,7 +24,7 @@ namespace {
 constexpr uint32_t kCounts[] = {1, 2, 4, 8};
 
 struct Flags {
-  uint32_t streams = 256;
+  uint32_t streams = 128;
   uint32_t tokens = 12;  // of each stream
   uint32_t rounds = 3;
   double ratio = 1.0;
@@ -79,6 +79,7 @@ Reading run(const testing::RandomModel& model, const Flags& flags, uint32_t micr
   options.scheduler.max_batch_sequences = flags.streams;
   options.worker.micro_batches = micro_batches;
   options.worker.micro_batch_min_rows = 1;
+  options.worker.micro_batch_tuning = false;
   options.worker.exchange.deadline_floor = 60 * kSecond;
   const auto hub = std::make_shared<LoopbackHub>();
   if (hop > 0) hub->set_delay_model([hop](Incarnation, Incarnation, uint64_t) { return hop; });
@@ -127,6 +128,7 @@ double median(std::vector<double> values) {
 }
 
 int main_of(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12);
   Flags flags;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string_view name = argv[i];
