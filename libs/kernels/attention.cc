@@ -13,7 +13,9 @@ static_assert(kPageKeys == kBlockTokens);
 
 uint32_t padded_dim(uint32_t dim) { return (dim + 15) & ~15u; }
 size_t elem_bytes(const KvShape& shape) { return shape.precision == Precision::kBf16 ? 2 : 4; }
-size_t k_bytes(const KvShape& shape) { return size_t{shape.head_dim} * kPageKeys * elem_bytes(shape); }
+size_t k_bytes(const KvShape& shape) {
+  return size_t{(shape.head_dim + 1) & ~1u} * kPageKeys * elem_bytes(shape);
+}
 size_t head_bytes(const KvShape& shape) {
   return k_bytes(shape) + size_t{padded_dim(shape.head_dim)} * kPageKeys * elem_bytes(shape);
 }
@@ -45,11 +47,16 @@ void kv_store(const KvShape& shape, std::byte* page, uint32_t slot, const float*
   CONCLAVE_CHECK(slot < kPageKeys);
   const size_t bytes = elem_bytes(shape);
   const uint32_t dim = shape.head_dim, padded = padded_dim(dim);
+  // BF16 lies in pairs (attention_ops.inc): two dimensions of a key, two positions' values.
+  const uint32_t pair = shape.precision == Precision::kBf16 ? 2 : 1;
   for (uint32_t h = 0; h < shape.num_kv_heads; ++h, k += dim, v += dim) {
-    std::byte* keys = page + h * head_bytes(shape) + slot * bytes;
-    std::byte* values = page + h * head_bytes(shape) + k_bytes(shape) + size_t{slot} * padded * bytes;
-    for (uint32_t d = 0; d < dim; ++d) put(keys + size_t{d} * kPageKeys * bytes, k[d], shape.precision);
-    for (uint32_t d = 0; d < padded; ++d) put(values + d * bytes, d < dim ? v[d] : 0.0f, shape.precision);
+    std::byte* keys = page + h * head_bytes(shape);
+    std::byte* values = keys + k_bytes(shape);
+    for (uint32_t d = 0; d < dim; ++d)
+      put(keys + ((d / pair * kPageKeys + slot) * pair + d % pair) * bytes, k[d], shape.precision);
+    for (uint32_t d = 0; d < padded; ++d)
+      put(values + ((slot / pair * padded + d) * pair + slot % pair) * bytes, d < dim ? v[d] : 0.0f,
+          shape.precision);
   }
 }
 

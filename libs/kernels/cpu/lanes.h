@@ -59,6 +59,15 @@ CONCLAVE_INLINE F16 fma(F16 a, F16 b, F16 c) {
   return r;
 #endif
 }
+// acc = fma(x, w, acc) for register tiles. Written out, since with the intrinsic GCC 12 copies x for every
+// product and keeps the tile on the stack, at two thirds of the speed.
+CONCLAVE_INLINE void accumulate(F16& acc, F16 x, F16 w) {
+#if defined(__AVX512F__)
+  asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
+#else
+  acc = fma(x, w, acc);
+#endif
+}
 // a > b ? a : b, so that a NaN in a gives b on every instruction set.
 CONCLAVE_INLINE F16 max(F16 a, F16 b) { return a > b ? a : b; }
 
@@ -87,6 +96,9 @@ CONCLAVE_INLINE float max_lanes(F16 v) {
 
 CONCLAVE_INLINE F16 widen(H16 h) { return (F16)(__builtin_convertvector(h, U16) << 16); }
 CONCLAVE_INLINE F16 load_bf16(const void* p) { return widen(load_as<H16>(p)); }
+// Sixteen pairs of BF16: their first and their second values.
+CONCLAVE_INLINE F16 load_first(const void* p) { return (F16)(load_as<U16>(p) << 16); }
+CONCLAVE_INLINE F16 load_second(const void* p) { return (F16)(load_as<U16>(p) & 0xffff0000u); }
 // Round to nearest even, as float_to_bf16.
 CONCLAVE_INLINE H16 narrow(F16 f) {
   const U16 u = (U16)f;
