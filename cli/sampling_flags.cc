@@ -1,20 +1,33 @@
 #include "cli/sampling_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cmath>
 
 namespace conclave::cli {
 namespace json = boost::json;
 
+namespace {
+
+// CLI11 takes an integer beyond the type's range for its largest value.
+std::string check_whole(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::string()
+                                                                  : "is no whole number of 64 bits: " + text;
+}
+
+}  // namespace
+
 void SamplingFlags::add_to(CLI::App& command) {
   command.add_option("--url", url, "The router's address")->envname("CONCLAVE_URL")->capture_default_str();
   command.add_option("--model", model, "Model name to ask for (default: the served one)");
-  command.add_option("--max-tokens", max_tokens, "Tokens to generate at most");
+  command.add_option("--max-tokens", max_tokens, "Tokens to generate at most")->check(check_whole);
   command.add_option("--temperature", temperature, "0 is greedy (default: the checkpoint's)")
       ->check(CLI::Range(0.0, 1e6));
   command.add_option("--top-p", top_p, "Nucleus sampling")->check(CLI::Range(0.0, 1.0));
-  command.add_option("--top-k", top_k, "Sample among the k likeliest");
-  command.add_option("--seed", seed, "Same seed, same answer");
+  command.add_option("--top-k", top_k, "Sample among the k likeliest")->check(check_whole);
+  command.add_option("--seed", seed, "Same seed, same answer")->check(check_whole);
   command.add_option("--stop", stop, "Stop string; may be repeated");
   command.add_option("--timeout-s", timeout_s, "Longest silence of the server, in seconds")
       ->check(CLI::Range(1, 1'000'000))

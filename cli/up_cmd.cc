@@ -124,8 +124,10 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
       ASSIGN_OR_RETURN(*address, free_loopback_address(wanted));
     }
   }
-  // A restarted router must come back where its clients look for it, so port 0 is settled once, here.
-  for (std::string* address : {&config.router.http_listen, &config.router.grpc_listen}) {
+  // A restarted process must come back where others look for it, so port 0 is settled once, here.
+  for (std::string* address :
+       {&config.router.http_listen, &config.router.grpc_listen, &config.router.ops_listen,
+        &config.router.admin_listen, &config.scheduler.listen, &config.scheduler.ops_listen}) {
     if (*address == "127.0.0.1:0" || *address == "localhost:0") {
       ASSIGN_OR_RETURN(*address, free_loopback_address());
     }
@@ -277,7 +279,7 @@ Status run_processes(const UpFlags& flags, const ClusterConfig& config) {
       100);
   clear_line();
   if (outcome.ok() && !ready && steady_now() > deadline) {
-    outcome = deadline_exceeded("the cluster was not ready in time (supervisor.start_deadline): " + why);
+    outcome = deadline_exceeded("the cluster was not ready in time (supervisor.start_deadline_s): " + why);
   }
   if (outcome.ok() && ready) {
     supervisor.started();

@@ -34,9 +34,14 @@ Status validate_config(const ClusterConfig& config) {
           "attention.max_dispatch_rows", "transport.max_rows");
   ordered(config.attention.options.exchange.max_dispatch_items, config.transport.options.limits.max_items,
           "attention.max_dispatch_items", "transport.max_items");
-  // A worker that drops a plan waits for it until scheduler.step_timeout_ms.
-  ordered(config.scheduler.options.steps_in_flight, config.attention.options.max_queued_plans,
-          "scheduler.steps_in_flight", "attention.max_queued_plans");
+  // A worker that drops a plan waits for it until scheduler.step_timeout_ms. Plans that only end sequences
+  // come beside steps_in_flight others, as many again.
+  const uint64_t plans = 2 * uint64_t{config.scheduler.options.steps_in_flight};
+  if (plans > config.attention.options.max_queued_plans) {
+    faults.push_back("attention.max_queued_plans must be at least twice scheduler.steps_in_flight, " +
+                     std::to_string(plans) + ", and is " +
+                     std::to_string(config.attention.options.max_queued_plans));
+  }
   // A new connection begins with every open request; past the queue's bound it would start over for ever.
   ordered(config.control.max_open_requests, config.control.queue_messages, "control.max_open_requests",
           "control.queue_messages");

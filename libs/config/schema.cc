@@ -472,7 +472,8 @@ std::string config_markdown() {
       "ignored, apart\n"
       "from `CONCLAVE_ISA` (the instruction class of the CPU kernels), `CONCLAVE_URL` (the router, for the "
       "`conclave`\n"
-      "command), and those of the tests, `CONCLAVE_TESTDATA_DIR` and `CONCLAVE_BIN_DIR`.\n"
+      "command), and those of the tests, `CONCLAVE_TESTDATA_DIR` and `CONCLAVE_BIN_DIR`. Services also take\n"
+      "`--set section.key=value`; `conclave up` does not.\n"
       "\n"
       "This page is generated from the source; a test fails when it is stale.\n";
   for (const ConfigSection& section : config_sections()) {

@@ -297,7 +297,10 @@ void SchedulerCore::publish_placements(TimePoint now) {
 void SchedulerCore::update_fleet() {
   FleetInfo info;
   if (const auto& model = members_.model()) {
+    // A worker whose pages hold less than the context bounds what can be asked for.
+    const uint64_t pages = uint64_t{largest_pool_} * kBlockTokens;
     info.max_positions = model->max_positions;
+    if (pages > 0 && pages < info.max_positions) info.max_positions = static_cast<uint32_t>(pages);
     info.numerics_id = model->numerics_id;
     info.model_fingerprint = model->model_fingerprint;
   }
@@ -320,7 +323,8 @@ void SchedulerCore::update_fleet() {
                           info.loaded_permille < fleet_.loaded_permille;
   info.shard_set = shard_set_.follow(placement_.active());
   if (info.ready == fleet_.ready && info.not_ready == fleet_.not_ready &&
-      info.numerics_id == fleet_.numerics_id && info.shard_set == fleet_.shard_set && !progressed)
+      info.numerics_id == fleet_.numerics_id && info.max_positions == fleet_.max_positions &&
+      info.shard_set == fleet_.shard_set && !progressed)
     return;
   fleet_ = std::move(info);
   for (const auto& [session, hello] : gateways_) emit(SendFleet{session, fleet_});

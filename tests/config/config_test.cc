@@ -142,7 +142,7 @@ TEST(ConfigTest, KeysThatContradictAreNamed) {
               AllOf(HasSubstr("attention.max_dispatch_rows is larger than transport.max_rows"),
                     HasSubstr("attention.max_dispatch_items is larger than transport.max_items")));
   EXPECT_THAT(error_of("attention: {max_queued_plans: 1}"),
-              HasSubstr("scheduler.steps_in_flight is larger than attention.max_queued_plans"));
+              HasSubstr("attention.max_queued_plans must be at least twice scheduler.steps_in_flight"));
   EXPECT_THAT(error_of("control: {queue_messages: 16}"),
               HasSubstr("control.max_open_requests is larger than control.queue_messages"));
   EXPECT_THAT(error_of("transport: {interface: ''}"),

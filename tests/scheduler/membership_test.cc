@@ -187,6 +187,19 @@ TEST(Placement, WorkersSwitchWhenEveryShardIsReady) {
   EXPECT_EQ(h.workers[late].placement.epoch(), epoch);
 }
 
+// Requests that name no length get what the fleet can hold, and no more is promised to them.
+TEST(Fleet, TheContextIsWhatTheLargestWorkerHolds) {
+  Harness h;
+  h.gateway = h.join_gateway();
+  const auto context = [&] { return h.gateways[h.gateway].fleet.max_positions; };
+  h.join_worker(101, 20);
+  EXPECT_EQ(context(), 20 * kBlockTokens);
+  h.join_worker(102, 30);
+  EXPECT_EQ(context(), 30 * kBlockTokens);
+  h.join_worker(103, 10000);
+  EXPECT_EQ(context(), 4096u) << "the model's own";
+}
+
 TEST(Fleet, GatewaysHearHowMuchOfTheWeightsIsRead) {
   Harness h;
   h.gateway = h.join_gateway();
