@@ -47,8 +47,8 @@ struct WorkerOptions {
   uint32_t micro_batches = 4;
   uint32_t micro_batch_min_rows = 8;
   bool micro_batch_tuning = true;
-  // Plans that may wait behind the running one; a scheduler that sends more breaks the protocol, and they are
-  // dropped.
+  // Plans that may wait behind the running one. A scheduler that sends more breaks the protocol: they are
+  // dropped, and the worker gives up its incarnation.
   uint32_t max_queued_plans = 64;
   // Rows whose logits are computed at once.
   uint32_t max_logit_rows = 32;

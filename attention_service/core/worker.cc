@@ -128,16 +128,23 @@ void Worker::reset() {
   queue_depth_.store(0, std::memory_order_relaxed);
 }
 
+// A step that is missing would be waited for until the scheduler's step_timeout_ms, with all that runs here.
+void Worker::give_up(const std::string& cause) {
+  if (on_refused_) on_refused_({StatusCode::kFailedPrecondition, cause});
+}
+
 void Worker::on_plan(BatchPlan plan) {
   if (plan.step.value != last_plan_.value + 1) {
-    // The line is ordered and starts over when it breaks, so this is the scheduler's fault, and nothing can
-    // be done here.
+    // The line is ordered and starts over when it breaks, so this is the scheduler's fault.
     ++metrics_.plans_out_of_order;
-    return;
+    return give_up("step " + std::to_string(plan.step.value) + " came after step " +
+                   std::to_string(last_plan_.value));
   }
   if (plans_.size() >= options_.max_queued_plans) {
     ++metrics_.plans_dropped;
-    return;
+    return give_up("more plans wait than attention.max_queued_plans, " +
+                   std::to_string(options_.max_queued_plans) +
+                   ": it must be twice scheduler.steps_in_flight at least");
   }
   last_plan_ = plan.step;
   if (planless_since_ != 0) plan_wait_ += executor_.now() - std::exchange(planless_since_, 0);

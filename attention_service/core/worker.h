@@ -43,7 +43,7 @@ class Worker final : public MemberHandler {
 
   // Before start(). The link is borrowed.
   void set_link(MemberLink* link) { link_ = link; }
-  // Called when the scheduler refuses this incarnation for good.
+  // Called when the scheduler refuses this incarnation for good, or sends plans that cannot be executed.
   void set_on_refused(std::function<void(const Refusal&)> f) { on_refused_ = std::move(f); }
   // Begins to take events from the transport.
   void start();
@@ -82,6 +82,7 @@ class Worker final : public MemberHandler {
   void read_transport();
   void reset();
   void on_plan(BatchPlan plan);
+  void give_up(const std::string& cause);
   // Reads the next of its weights, a slice a task, so that plans go on.
   void warm_some();
 

@@ -241,8 +241,10 @@ void attention_fields(FieldList& f, AttentionConfig& c) {
                       "A step has no more parts than keep at least so many rows each.");
   f.boolean("micro_batch_tuning", o.micro_batch_tuning,
             "Whether a step has as many parts as were the fastest for its size; off: as many as may be.");
-  f.integer<uint32_t>("max_queued_plans", o.max_queued_plans, 1, 65536, "plans",
-                      "Plans that may wait behind the running one; further ones are dropped.");
+  f.integer<uint32_t>(
+      "max_queued_plans", o.max_queued_plans, 1, 65536, "plans",
+      "Plans that may wait behind the running one, at least twice scheduler.steps_in_flight; a worker "
+      "that gets more joins anew.");
   f.integer<uint32_t>("max_logit_rows", o.max_logit_rows, 1, 65536, "tokens",
                       "Rows whose logits are computed at once.");
   exchange_fields(f, o.exchange);

@@ -208,12 +208,12 @@ class MemberProcess {
     if (const auto done = std::exchange(on_drained_, nullptr)) done();
   }
 
-  // An incarnation that was welcomed once is fenced; another refusal stands until somebody changes the fleet,
-  // and the line tries again by itself. After many of those a new incarnation is tried all the same: the
-  // scheduler's memory of fenced ones is bounded, and ends in a floor.
+  // An incarnation that was welcomed once is fenced, or gave itself up; another refusal stands until somebody
+  // changes the fleet, and the line tries again by itself. After many of those a new incarnation is tried all
+  // the same: the scheduler's memory of fenced ones is bounded, and ends in a floor.
   void refused(const Refusal& refusal) {
     if (rejoining_) return;
-    if (refusal.reason != last_refusal_) log_warn("refused by the scheduler", {{"reason", refusal.reason}});
+    if (refusal.reason != last_refusal_) log_warn("not a part of the fleet", {{"reason", refusal.reason}});
     last_refusal_ = refusal.reason;
     if (!member_->client->was_welcomed() && ++refusals_ < kRefusalsPerIncarnation) return;
     rejoining_ = true;

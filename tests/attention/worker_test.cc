@@ -256,6 +256,20 @@ TEST_F(WorkerTest, BadPlansFailTheirSequenceAndNoOther) {
   EXPECT_NE(last().failures[0].cause.find("max_batch_tokens"), std::string::npos);
 }
 
+// Else it would wait for the plan that is missing, and everything on it with it.
+TEST_F(WorkerTest, PlansBeyondTheBoundEndTheIncarnation) {
+  options.max_queued_plans = 2;
+  make();
+  std::vector<std::string> reasons;
+  worker->set_on_refused([&](const Refusal& refusal) { reasons.push_back(refusal.reason); });
+  for (int i = 0; i < 2; ++i) plan({});
+  EXPECT_TRUE(reasons.empty());
+  plan({});
+  ASSERT_EQ(reasons.size(), 1u);
+  EXPECT_NE(reasons[0].find("max_queued_plans, 2"), std::string::npos) << reasons[0];
+  EXPECT_EQ(worker->metrics().plans_dropped, 1u);
+}
+
 TEST_F(WorkerTest, PlansRunInOrderAndAreNeverSkipped) {
   make();
   next_step = 2;
