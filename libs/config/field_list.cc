@@ -36,7 +36,11 @@ StatusOr<double> parse_real(std::string_view text) {
 
 std::string format_real(double value) {
   char buffer[64];
-  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  // 600000, not 6e+05; what is far from people's numbers keeps its exponent, and fits.
+  const double size = std::abs(value);
+  const bool plain = size == 0 || (size >= 1e-6 && size < 1e15);
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value,
+                                          plain ? std::chars_format::fixed : std::chars_format::general);
   return error == std::errc() ? std::string(buffer, end) : std::string("0");
 }
 
