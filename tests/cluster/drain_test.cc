@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 const auto* const g_environment = ::testing::AddGlobalTestEnvironment(new ClusterEnvironment);
 
 constexpr char kMoved[] = "conclave_scheduler_moved_sequences_total";
-constexpr uint32_t kTokens = 160;
+constexpr uint32_t kTokens = 480;
 
 ClusterShape demo_shape(uint32_t workers) {
   ClusterShape shape;

@@ -73,7 +73,7 @@ TEST_F(HttpTest, TwoHundredRequestsEqualTheirLoneRunsAndMemoryStays) {
 }
 
 TEST_F(HttpTest, SixteenStreamsSurviveEachProcessBehindTheRouter) {
-  const uint32_t kStreams = 16, kTokens = 96;
+  const uint32_t kStreams = 16, kTokens = 384;
   const std::vector<std::string> expected = alone(kStreams, kTokens);
   for (const char* victim : {"shard", "worker", "scheduler"}) {
     std::vector<std::string> answers(kStreams);

@@ -93,7 +93,7 @@ TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
     EXPECT_THAT(status.log(), HasSubstr("attention-0"));
   }
 
-  const uint32_t kStreams = 16, kTokens = 160;
+  const uint32_t kStreams = 16, kTokens = 480;
   std::vector<std::string> expected;
   for (uint32_t i = 0; i < kStreams; ++i) {
     expected.push_back(complete(address, i, kTokens, false));
