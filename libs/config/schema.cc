@@ -69,10 +69,9 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
                       "step_token_budget counts.");
   count("min_prefill_tokens", o.min_prefill_tokens, 65536, "tokens",
         "Prefill that goes with every step, however slow it is.");
-  f.integer<uint32_t>(
-      "max_owed_prefill_tokens", o.max_owed_prefill_tokens, 0, 100'000'000, "tokens",
-      "Nothing starts on a worker with so many rows of prefill before it (of one prompt a chunk "
-      "counts): until then the order may still change. 0: no bound.");
+  f.integer<uint32_t>("max_owed_prefill_tokens", o.max_owed_prefill_tokens, 0, 100'000'000, "tokens",
+                      "Nothing starts on a worker with so many rows of prefill before it (of one prompt an "
+                      "eighth of a step counts): until then the order may still change. 0: no bound.");
   f.boolean(
       "preemption", o.preemption,
       "Sequences start before there is room for all they may generate, and the least important one gives "

@@ -146,12 +146,6 @@ Actions SchedulerCore::plan(TimePoint now) {
   return std::move(actions_);
 }
 
-std::optional<BatchPlan> SchedulerCore::plan_step(Incarnation incarnation, TimePoint now) {
-  const auto it = workers_.find(incarnation);
-  if (it == workers_.end()) return std::nullopt;
-  return plan_worker(it->second, *members_.find(incarnation), now);
-}
-
 std::optional<BatchPlan> SchedulerCore::plan_worker(WorkerPlanner& worker, const Member& member,
                                                     TimePoint now) {
   // Without a home for every expert a step could not complete; a suspect gets no new work. Ends may always

@@ -45,8 +45,6 @@ class SchedulerCore {
   Actions on_event(Event event, TimePoint now);
   // Admits what fits and plans every worker that has room for a step.
   Actions plan(TimePoint now);
-  // The next plan of one worker, or nothing to do for it now.
-  std::optional<BatchPlan> plan_step(Incarnation worker, TimePoint now);
   // When a Tick is due at the latest; kNever when nothing waits for time.
   TimePoint next_timer() const;
 

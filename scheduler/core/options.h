@@ -47,8 +47,8 @@ struct SchedulerOptions {
   // The same for a step of prefill alone, for those who come while it runs.
   uint32_t prefill_target_ms = 2'000;
   // Nobody starts on a worker that owes so many rows of prefill: who waits there waits in order of admission,
-  // beyond the reach of bands, fair shares and deadlines. Of one sequence a chunk at most counts, so that one
-  // long prompt does not keep others out. 0: no bound.
+  // beyond the reach of bands, fair shares and deadlines. Of one sequence an eighth of a step at
+  // most counts, so that one long prompt does not keep others out. 0: no bound.
   uint32_t max_owed_prefill_tokens = 2'048;
 
   // A sequence starts once there is room for its known tokens and so many more, twice as many after each time

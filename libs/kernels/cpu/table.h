@@ -102,7 +102,6 @@ enum class Scratch : uint32_t {
   kPanel,
   kTotals,
   kAttention,
-  kPadded,
   kPrepared,
   kRows,
   kPartials,
