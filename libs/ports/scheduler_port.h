@@ -43,16 +43,17 @@ class SchedulerPort {
   // Any thread. Takes over a request that was submitted with a router_context, by this gateway or another:
   // on_adopted(), then its tokens from the first one on; whoever had it sees it cancelled. Refused with
   // NOT_FOUND when the scheduler has none of that id and tenant, or its grace time is over, and with
-  // FAILED_PRECONDITION when it cannot be adopted. An observer of this port's that still has it is to be
-  // released first.
+  // FAILED_PRECONDITION when it cannot be adopted. An observer of this port's that has it so far hears
+  // nothing more.
   virtual void adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) {
     (void)id, (void)tenant;
     observer->on_refused(make_status(StatusCode::kUnimplemented, "this port cannot adopt requests"));
   }
-  // Any thread. Lets go of a request that may be adopted within the grace time; its observer hears nothing
-  // more. `finished`: its text has ended, so nothing more of it is to be generated.
-  virtual void release(RequestId id, bool finished) {
-    (void)finished;
+  // Any thread. This observer lets go of a request that may be adopted within the grace time, and hears
+  // nothing more; nothing happens when it has it no more. `finished`: its text has ended, so nothing more of
+  // it is to be generated.
+  virtual void release(RequestId id, const RequestObserver& observer, bool finished) {
+    (void)observer, (void)finished;
     cancel(id);
   }
   virtual FleetInfo fleet() const = 0;
