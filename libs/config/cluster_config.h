@@ -120,7 +120,8 @@ struct SupervisorConfig {
 };
 
 struct LoggingConfig {
-  std::string level = "info";  // debug, info, warn or error
+  std::string level = "info";         // debug, info, warn or error
+  Nanos stall_report = 30 * kSecond;  // without progress; 0: never
 };
 
 struct ClusterConfig {

@@ -114,7 +114,17 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   f.integer<uint32_t>("placement_ready_timeout_ms", o.placement_ready_timeout_ms, 1, 86'400'000, "ms",
                       "Time a shard has to load what a placement gives it.");
   f.integer<uint32_t>("gateway_grace_ms", o.gateway_grace_ms, 0, 86'400'000, "ms",
-                      "Requests of a router whose connection was lost wait this long for it to come back.");
+                      "Requests of a router whose connection was lost wait this long for it to come back; "
+                      "resumable streams wait as long for their client, ended or not.");
+  f.integer<uint32_t>("max_router_context_bytes", o.max_router_context_bytes, 0, 1 << 20, "bytes",
+                      "What another router needs to go on with one request; past it the request is not "
+                      "resumable. 0: none is.");
+  f.bytes("max_router_context_total_bytes", o.max_router_context_total_bytes, 0, kMaxBytes,
+          "The same of all requests together; past it new ones are not resumable.");
+  f.integer<uint32_t>("max_resumable_requests", o.max_resumable_requests, 0, 10'000'000, "requests",
+                      "Resumable requests kept after their end; past it the oldest are forgotten.");
+  f.bytes("max_resumable_bytes", o.max_resumable_bytes, 0, kMaxBytes,
+          "Their prompts, tokens and log-probabilities; past it the oldest are forgotten.");
 }
 
 void scheduler_fields(FieldList& f, SchedulerConfig& c) {
@@ -366,6 +376,9 @@ void logging_fields(FieldList& f, LoggingConfig& c) {
   f.choice<std::string>("level", c.level,
                         {{"debug", "debug"}, {"info", "info"}, {"warn", "warn"}, {"error", "error"}},
                         "Least severe log lines to write.");
+  f.duration("stall_report_s", c.stall_report, kSecond, "s", 0, kDayS,
+             "A request or a process that has work and makes no progress for so long is reported, and health "
+             "checks fail; 0: never.");
 }
 
 size_t edit_distance(std::string_view a, std::string_view b) {
