@@ -199,7 +199,7 @@ std::string ClusterSim::pending() const {
     if (!process.running() || !up(process.name)) return process.name + " is not back";
     ++(process.worker ? workers : shards);
     if (process.worker && process.worker->metrics().sequences > 0) return process.name + " keeps sequences";
-    if (process.worker && process.worker->queue_depth() > 0) return process.name + " has plans";
+    if (process.worker && process.worker->metrics().queued_plans > 0) return process.name + " has plans";
     if (process.shard && process.shard->metrics().queued_items > 0) return process.name + " has rows";
   }
   if (metrics.workers != workers) return "the scheduler knows another number of workers";
