@@ -135,10 +135,10 @@ void expect_drawn(const Row& row, const std::vector<uint32_t>& order, float temp
 TEST(SampleDraw, IsTheContractsInRowsOfEveryKind) {
   uint64_t seed = 5000;
   SplitMix64 rng(1);
-  for (const uint32_t n : {1u, 2u, 15u, 16u, 17u, 100u, 257u, 1000u, kSmallShapes ? 1500u : 9000u}) {
+  for (const uint32_t n : {1u, 2u, 15u, 17u, 100u, 257u, kSmallShapes ? 700u : 4000u}) {
     for (const Row& row : rows_of(n, ++seed)) {
       const std::vector<uint32_t> order = order_of(row.logits);
-      for (const float t : {1e-37f, 1e-3f, 0.1f, 0.7f, 1.0f, 1.5f, 300.0f, 1e6f}) {
+      for (const float t : {1e-37f, 0.1f, 1.0f, 1.7f, 1e6f}) {
         std::vector<SamplingParams> all;
         for (const float top_p : {1.0f, 0.0f, 1e-6f, 0.5f, 0.95f, 0.999999f})
           for (const float min_p : {0.0f, 1e-30f, 0.02f, 1.0f}) all.push_back(cuts(t, top_p, min_p));
@@ -146,7 +146,7 @@ TEST(SampleDraw, IsTheContractsInRowsOfEveryKind) {
         all.push_back(cuts(t, 0.9f, 0.01f, n / 2 + 1));
         all.push_back(cuts(t, 0.9f, 0.01f, n));
         std::vector<float> us = {0.0f, 0.5f, 0x1.fffffep-1f};
-        for (int i = 0; i < 3; ++i) us.push_back(static_cast<float>(rng.below(1 << 24)) * 0x1p-24f);
+        for (int i = 0; i < 2; ++i) us.push_back(static_cast<float>(rng.below(1 << 24)) * 0x1p-24f);
         expect_drawn(row, order, t, all, us);
         if (HasFatalFailure()) return;
       }
@@ -322,7 +322,7 @@ TEST(WeightIndex, PartsAreTheSameOnEveryInstructionSet) {
             {0, 0},
             {0, 1},
             {0, 0x7f800000u},
-            {bits[n / 2], bits[n / 2] + 1},
+            {bits[n / 2], std::min(bits[n / 2] + 1, 0x7f800000u)},
             {bits[n / 3], 0x7f800000u},
             {std::bit_cast<uint32_t>(0.5f), std::bit_cast<uint32_t>(3.0f)}};
         for (const auto& [begin, end] : ranges) {
