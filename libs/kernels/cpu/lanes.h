@@ -19,6 +19,7 @@ namespace {
 typedef float F16 __attribute__((vector_size(64)));
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
+typedef double D8 __attribute__((vector_size(64)));
 typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
@@ -106,6 +107,45 @@ CONCLAVE_INLINE H16 narrow(F16 f) {
   const U16 quiet = (u >> 16) | 0x40u;
   const U16 nan = (U16)((u & 0x7fffffffu) > 0x7f800000u);
   return __builtin_convertvector((nan & quiet) | (~nan & rounded), H16);
+}
+
+CONCLAVE_INLINE void widen_to_double(double* p, F16 v) {
+  struct Halves {
+    F8 h[2];
+  };
+  const Halves x = __builtin_bit_cast(Halves, v);
+  const D8 low = __builtin_convertvector(x.h[0], D8), high = __builtin_convertvector(x.h[1], D8);
+  std::memcpy(p, &low, sizeof low);
+  std::memcpy(p + 8, &high, sizeof high);
+}
+
+// Writes base + i for each lane i with v[i] in [begin, end), ascending, and returns how many. There must be
+// room for sixteen; no v has its top bit set, end neither.
+CONCLAVE_INLINE size_t indices_in(U16 v, uint32_t begin, uint32_t end, uint32_t base, uint32_t* out) {
+#if defined(__AVX512F__)
+  const __mmask16 in =
+      _mm512_cmplt_epu32_mask((__m512i)(v - begin), _mm512_set1_epi32(static_cast<int>(end - begin)));
+  const U16 index = U16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + base;
+  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(in, (__m512i)index));
+  return static_cast<size_t>(__builtin_popcount(in));
+#else
+  const I16 in = ((I16)v >= (I16)splat_u(begin)) & ((I16)v < (I16)splat_u(end));
+  size_t n = 0;
+#if defined(__AVX2__)
+  struct Halves {
+    __m256 h[2];
+  };
+  const Halves x = __builtin_bit_cast(Halves, in);
+  auto left = static_cast<uint32_t>(_mm256_movemask_ps(x.h[0]) | (_mm256_movemask_ps(x.h[1]) << 8));
+  for (; left != 0; left &= left - 1) out[n++] = base + static_cast<uint32_t>(__builtin_ctz(left));
+#else
+  for (uint32_t i = 0; i < 16; ++i) {
+    out[n] = base + i;
+    n -= static_cast<size_t>(in[i]);
+  }
+#endif
+  return n;
+#endif
 }
 
 // e^x: n = round(x log2 e), r = x - n ln 2 in two parts, a polynomial of degree 6 in r (Taylor's coefficients
