@@ -8,14 +8,17 @@ namespace {
 
 Status run(Service& service) {
   const ClusterConfig& config = service.config();
-  config.transport.ucx.export_to_environment();  // before there are threads
+  RETURN_IF_ERROR(bind_process(config.attention.processors, "attention"));  // before there are threads
+  config.transport.ucx.export_to_environment();
   RETURN_IF_ERROR(service.start_ops(config.attention.ops_listen, "attention.ops_listen"));
-  ASSIGN_OR_RETURN(const LoadedMember loaded, load_member(service, config.attention.options.threads));
+  ASSIGN_OR_RETURN(const LoadedMember loaded,
+                   load_member(service, config.attention.processors, config.attention.options.threads));
   WorkerOptions options = config.attention.options;
   options.name = service.name();
   options.numerics_id = loaded.settings.numerics_id;
   options.model_fingerprint = loaded.settings.model_fingerprint;
   options.precision = config.model.precision;
+  options.fp8_wire = config.model.fp8_wire;
   options.threads = loaded.settings.threads;
   if (options.kv_blocks == 0) {
     ASSIGN_OR_RETURN(options.kv_blocks,

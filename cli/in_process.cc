@@ -26,6 +26,7 @@ StatusOr<LocalClusterOptions> cluster_options(const ClusterConfig& config) {
   options.workers = config.supervisor.attention_workers;
   options.shards = config.supervisor.expert_shards;
   options.precision = config.model.precision;
+  options.fp8_wire = config.model.fp8_wire;
   options.threads =
       compute_threads(std::max(config.attention.options.threads, config.experts.options.threads));
   const scheduler::SchedulerOptions leases = options.scheduler;

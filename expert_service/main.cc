@@ -9,14 +9,17 @@ namespace {
 
 Status run(Service& service) {
   const ClusterConfig& config = service.config();
-  config.transport.ucx.export_to_environment();  // before there are threads
+  RETURN_IF_ERROR(bind_process(config.experts.processors, "experts"));  // before there are threads
+  config.transport.ucx.export_to_environment();
   RETURN_IF_ERROR(service.start_ops(config.experts.ops_listen, "experts.ops_listen"));
-  ASSIGN_OR_RETURN(const LoadedMember loaded, load_member(service, config.experts.options.threads));
+  ASSIGN_OR_RETURN(const LoadedMember loaded,
+                   load_member(service, config.experts.processors, config.experts.options.threads));
   ShardOptions options = config.experts.options;
   options.name = service.name();
   options.numerics_id = loaded.settings.numerics_id;
   options.model_fingerprint = loaded.settings.model_fingerprint;
   options.precision = config.model.precision;
+  options.fp8_wire = config.model.fp8_wire;
   options.threads = loaded.settings.threads;
   service.startup().set("starting the data plane", config.transport.ucx.net_devices, 0.8);
   MemberProcess<Shard, ShardMetrics> member(

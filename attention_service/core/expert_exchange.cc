@@ -9,13 +9,14 @@
 namespace conclave {
 
 ExpertExchange::ExpertExchange(Executor& executor, ExpertTransport& transport, ExchangeOptions options,
-                               uint32_t lanes, uint32_t hidden, RowDtype dtype, ExchangeMetrics& metrics,
-                               Callbacks callbacks)
+                               uint32_t lanes, uint32_t hidden, RowDtype out_dtype, RowDtype wire_dtype,
+                               ExchangeMetrics& metrics, Callbacks callbacks)
     : executor_(executor),
       transport_(transport),
       options_(options),
       hidden_(hidden),
-      dtype_(dtype),
+      out_dtype_(out_dtype),
+      wire_dtype_(wire_dtype),
       metrics_(metrics),
       callbacks_(std::move(callbacks)),
       lanes_(lanes) {}
@@ -98,7 +99,7 @@ void ExpertExchange::send(uint32_t index, std::vector<DispatchPair> pairs, Incar
 RowBuffer ExpertExchange::gather(const Lane& lane, std::span<const uint32_t> tokens) {
   // A shard that gets every row shares the micro-batch's own buffer.
   if (tokens.size() == lane.tokens) return lane.rows;
-  const size_t row_bytes = hidden_ * row_dtype_bytes(dtype_);
+  const size_t row_bytes = conclave::row_bytes(wire_dtype_, hidden_);
   RowBuffer rows = pool_.get(tokens.size() * row_bytes);
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::memcpy(rows->data() + i * row_bytes, lane.rows->data() + tokens[i] * row_bytes, row_bytes);
@@ -124,7 +125,7 @@ Status ExpertExchange::send_work(uint32_t index, const ShardWork& work) {
     batch.epoch = placement_.epoch();
     batch.layer = lane.layer;
     batch.hidden = hidden_;
-    batch.dtype = dtype_;
+    batch.dtype = wire_dtype_;
     for (size_t r = row; r <= end; ++r) batch.expert_begin.push_back(work.begin[r] - first);
     batch.expert_ids.assign(work.expert_ids.begin() + first, work.expert_ids.begin() + last);
     batch.rows = gather(lane, std::span(work.tokens).subspan(row, end - row));
@@ -216,7 +217,7 @@ Status ExpertExchange::check_combine(Incarnation peer, const CombineBatch& batch
   if (peer != flight.shard || batch.shard != peer)
     return invalid_field("combine.shard", "not the shard asked");
   if (batch.layer != flight.layer) return invalid_field("combine.layer", "not the layer asked");
-  if (batch.hidden != hidden_ || batch.dtype != dtype_)
+  if (batch.hidden != hidden_ || batch.dtype != out_dtype_)
     return invalid_field("combine.hidden", "wrong row format");
   for (size_t i = 0; i < batch.items.size(); ++i) {
     if (batch.items[i] >= flight.pairs.size() || (i > 0 && batch.items[i] <= batch.items[i - 1])) {

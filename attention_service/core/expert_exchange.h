@@ -43,11 +43,12 @@ class ExpertExchange {
 
   // `executor`, `transport` and `metrics` are borrowed.
   ExpertExchange(Executor& executor, ExpertTransport& transport, ExchangeOptions options, uint32_t lanes,
-                 uint32_t hidden, RowDtype dtype, ExchangeMetrics& metrics, Callbacks callbacks);
+                 uint32_t hidden, RowDtype out_dtype, RowDtype wire_dtype, ExchangeMetrics& metrics,
+                 Callbacks callbacks);
   ~ExpertExchange();
 
-  // Starts a layer on an idle lane: `rows` holds tokens * hidden elements, `ids` tokens * top_k experts
-  // (copied).
+  // Starts a layer on an idle lane: `rows` holds the tokens' rows as they travel, `ids` tokens * top_k
+  // experts (copied).
   void begin(uint32_t lane, uint32_t layer, uint32_t tokens, uint32_t top_k, std::span<const uint16_t> ids,
              RowBuffer rows);
   const CombineTracker& tracker(uint32_t lane) const { return lanes_[lane].tracker; }
@@ -138,7 +139,8 @@ class ExpertExchange {
   ExpertTransport& transport_;
   const ExchangeOptions options_;
   const uint32_t hidden_;
-  const RowDtype dtype_;
+  const RowDtype out_dtype_;   // of experts' outputs
+  const RowDtype wire_dtype_;  // of rows sent to shards
   ExchangeMetrics& metrics_;
   const Callbacks callbacks_;
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "libs/model/fp8_rows.h"
+
 namespace conclave {
 namespace {
 
@@ -13,11 +15,12 @@ float* grown(std::vector<float>& v, size_t n) {
 
 }  // namespace
 
-LayerMath::LayerMath(const ModelSpec& spec, const DenseWeights& weights, Precision precision,
+LayerMath::LayerMath(const ModelSpec& spec, const DenseWeights& weights, Precision precision, bool fp8_wire,
                      kernels::Context kernels, KvStore& kv)
     : spec_(spec),
       weights_(weights),
       precision_(precision),
+      wire_dtype_(wire_dtype(precision, fp8_wire)),
       kernels_(kernels),
       kv_(kv),
       rope_(spec.head_dim, spec.rotary_dim, spec.rope_theta) {}
@@ -126,11 +129,16 @@ RowBuffer LayerMath::gate(MicroBatch& batch, uint32_t layer, RowPool& pool) {
   batch.weights.resize(batch.ids.size());
   kernels::route(kernels_, logits, w.gate_bias.empty() ? nullptr : w.gate_bias.data(), m, spec_.num_experts,
                  spec_.experts_per_token, batch.ids.data(), batch.weights.data());
-  RowBuffer rows = pool.get(count * row_dtype_bytes(row_dtype(precision_)));
-  if (precision_ == Precision::kF32) {
+  const size_t row_size = row_bytes(wire_dtype_, hidden);
+  RowBuffer rows = pool.get(m * row_size);
+  if (wire_dtype_ == RowDtype::kF32) {
     std::memcpy(rows->data(), norm, count * sizeof(float));
-  } else {
+  } else if (wire_dtype_ == RowDtype::kBf16) {
     kernels::to_bf16(kernels_, norm, count, reinterpret_cast<Bf16*>(rows->data()));
+  } else {
+    each_row(m, [&](uint32_t r) {
+      encode_fp8_row(norm + static_cast<size_t>(r) * hidden, hidden, rows->data() + r * row_size);
+    });
   }
   return rows;
 }

@@ -19,8 +19,8 @@ namespace conclave {
 class LayerMath {
  public:
   // All references are borrowed. Scratch grows to the largest micro-batch seen and is kept.
-  LayerMath(const ModelSpec& spec, const DenseWeights& weights, Precision precision, kernels::Context kernels,
-            KvStore& kv);
+  LayerMath(const ModelSpec& spec, const DenseWeights& weights, Precision precision, bool fp8_wire,
+            kernels::Context kernels, KvStore& kv);
 
   // x = embedding of each row's token.
   void embed(MicroBatch& batch);
@@ -45,6 +45,7 @@ class LayerMath {
   const ModelSpec& spec_;
   const DenseWeights& weights_;
   const Precision precision_;
+  const RowDtype wire_dtype_;
   const kernels::Context kernels_;
   KvStore& kv_;
   const kernels::Rope rope_;

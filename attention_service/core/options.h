@@ -38,7 +38,8 @@ struct WorkerOptions {
   std::string numerics_id;
   std::string model_fingerprint;
   Precision precision = Precision::kBf16;
-  uint32_t threads = 1;  // told to the scheduler; the pool itself comes with the kernel context
+  bool fp8_wire = false;  // hidden rows travel as FP8 (part of numerics_id)
+  uint32_t threads = 1;   // told to the scheduler; the pool itself comes with the kernel context
   uint32_t kv_blocks = 4096;
   uint32_t max_batch_tokens = 2048;  // rows one plan may have
   // Micro-batches of one step in flight: attention of one overlaps experts of another, and the wire both. A

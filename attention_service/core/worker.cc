@@ -30,10 +30,11 @@ Worker::Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& 
       options_(std::move(options)),
       sequences_(spec, options_.kv_blocks),
       kv_(std::move(kv)),
-      math_(spec, weights, options_.precision, kernels, kv_),
+      math_(spec, weights, options_.precision, options_.fp8_wire, kernels, kv_),
       tuner_(options_.micro_batches, options_.micro_batch_min_rows),
       exchange_(executor, transport, options_.exchange, options_.micro_batches, spec.hidden_size,
-                row_dtype(options_.precision), metrics_.exchange,
+                row_dtype(options_.precision), wire_dtype(options_.precision, options_.fp8_wire),
+                metrics_.exchange,
                 {[this](uint32_t lane) {
                    step_->batches[lane].phase = MicroBatch::Phase::kReady;
                    wake();

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <string>
 
+#include "libs/model/fp8_rows.h"
+
 namespace conclave {
 
-ExpertGroup::ExpertGroup(uint32_t num_experts, Precision precision)
-    : precision_(precision), lists_(num_experts) {}
+ExpertGroup::ExpertGroup(uint32_t num_experts, Precision precision, bool fp8_wire)
+    : out_dtype_(row_dtype(precision)), fp8_wire_(fp8_wire), lists_(num_experts) {}
 
 void ExpertGroup::build(std::span<const WaitingDispatch> taken, const ExpertStore& store, Incarnation shard,
                         RowPool& pool) {
@@ -17,6 +19,7 @@ void ExpertGroup::build(std::span<const WaitingDispatch> taken, const ExpertStor
   touched_.clear();
   jobs_.clear();
   replies_.clear();
+  decoded_.clear();
   items_ = 0;
   missing_items_ = 0;
 
@@ -27,7 +30,7 @@ void ExpertGroup::build(std::span<const WaitingDispatch> taken, const ExpertStor
     reply.shard = shard;
     reply.layer = batch.layer;
     reply.hidden = batch.hidden;
-    reply.dtype = row_dtype(precision_);
+    reply.dtype = out_dtype_;
     for (uint32_t item = 0; item < batch.expert_ids.size(); ++item) {
       const uint16_t expert = batch.expert_ids[item];
       if (store.holds(batch.layer, expert)) {
@@ -44,9 +47,21 @@ void ExpertGroup::build(std::span<const WaitingDispatch> taken, const ExpertStor
     reply.outputs = pool.get(reply.items.size() * out_bytes);
     items_ += reply.items.size();
     std::byte* out = reply.outputs->data();
+    const std::byte* rows = batch.rows->data();
+    size_t row_size = batch.row_bytes();
+    if (fp8_wire_) {
+      const size_t bf16_row = row_bytes(RowDtype::kBf16, batch.hidden);
+      decoded_.push_back(pool.get(batch.row_count() * bf16_row));
+      std::byte* to = decoded_.back()->data();
+      for (uint32_t row = 0; row < batch.row_count(); ++row) {
+        decode_fp8_row(rows + row * row_size, batch.hidden, reinterpret_cast<Bf16*>(to + row * bf16_row));
+      }
+      rows = to;
+      row_size = bf16_row;
+    }
     size_t next = 0;  // into reply.items
     for (uint32_t row = 0; row < batch.row_count(); ++row) {
-      const std::byte* in = batch.rows->data() + row * batch.row_bytes();
+      const std::byte* in = rows + row * row_size;
       for (; next < reply.items.size() && reply.items[next] < batch.expert_begin[row + 1]; ++next) {
         const uint16_t expert = batch.expert_ids[reply.items[next]];
         if (lists_[expert].in.empty()) touched_.push_back(expert);
@@ -66,15 +81,14 @@ void ExpertGroup::build(std::span<const WaitingDispatch> taken, const ExpertStor
 }
 
 Status check_dispatch(const DispatchBatch& batch, uint32_t layers, uint32_t num_experts, uint32_t hidden,
-                      Precision precision) {
+                      RowDtype wire_dtype) {
   if (batch.layer >= layers) {
     return invalid_field("dispatch.layer", std::to_string(batch.layer) + " of " + std::to_string(layers));
   }
   if (batch.hidden != hidden) {
     return invalid_field("dispatch.hidden", std::to_string(batch.hidden) + ", not " + std::to_string(hidden));
   }
-  if (batch.dtype != row_dtype(precision))
-    return invalid_field("dispatch.dtype", "not this fleet's precision");
+  if (batch.dtype != wire_dtype) return invalid_field("dispatch.dtype", "not this fleet's precision");
   if (batch.row_count() == 0) return invalid_field("dispatch.rows", "none");
   if (batch.expert_begin.front() != 0 || batch.expert_begin.back() != batch.expert_ids.size() ||
       !std::is_sorted(batch.expert_begin.begin(), batch.expert_begin.end())) {

@@ -15,11 +15,11 @@ namespace conclave {
 
 class ExpertGroup {
  public:
-  ExpertGroup(uint32_t num_experts, Precision precision);
+  ExpertGroup(uint32_t num_experts, Precision precision, bool fp8_wire);
 
   // Builds jobs and replies (in the order of `taken`, outputs allocated, nothing computed). Pointers lead
-  // into the rows of `taken`, which must live until the jobs ran. Experts that `store` lacks go to the
-  // replies' missing ids. `shard` signs the replies.
+  // into the rows of `taken`, which must live until the jobs ran, or into BF16 copies where they came as FP8.
+  // Experts that `store` lacks go to the replies' missing ids. `shard` signs the replies.
   void build(std::span<const WaitingDispatch> taken, const ExpertStore& store, Incarnation shard,
              RowPool& pool);
 
@@ -39,9 +39,11 @@ class ExpertGroup {
     std::vector<std::byte*> out;
   };
 
-  Precision precision_;
-  std::vector<Rows> lists_;        // by expert
-  std::vector<uint16_t> touched_;  // experts with rows, ascending once built
+  const RowDtype out_dtype_;
+  const bool fp8_wire_;
+  std::vector<RowBuffer> decoded_;  // of the dispatches of this group
+  std::vector<Rows> lists_;         // by expert
+  std::vector<uint16_t> touched_;   // experts with rows, ascending once built
   std::vector<kernels::ExpertJob> jobs_;
   std::vector<CombineBatch> replies_;
   uint64_t items_ = 0;
@@ -51,6 +53,6 @@ class ExpertGroup {
 // Whether a dispatch makes sense for this model: layer, width, dtype, offsets, expert ids, bytes. Names what
 // is wrong.
 Status check_dispatch(const DispatchBatch& batch, uint32_t layers, uint32_t num_experts, uint32_t hidden,
-                      Precision precision);
+                      RowDtype wire_dtype);
 
 }  // namespace conclave

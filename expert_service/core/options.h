@@ -15,6 +15,7 @@ struct ShardOptions {
   std::string numerics_id;
   std::string model_fingerprint;
   Precision precision = Precision::kBf16;
+  bool fp8_wire = false;        // hidden rows come as FP8 (part of numerics_id)
   uint64_t capacity_bytes = 0;  // weights it may hold; 0: no limit
   uint32_t threads = 1;         // told to the scheduler; the pool itself comes with the kernel context
 

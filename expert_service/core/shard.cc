@@ -16,7 +16,7 @@ Shard::Shard(Executor& executor, ExpertTransport& transport, const ModelSpec& sp
       options_(std::move(options)),
       queue_(spec.num_layers, options_.max_queued_items),
       store_(experts, spec.num_experts),
-      group_(spec.num_experts, options_.precision) {
+      group_(spec.num_experts, options_.precision, options_.fp8_wire) {
   CONCLAVE_CHECK(experts.size() == spec.num_layers);
   metrics_.tokens.assign(static_cast<size_t>(spec.num_layers) * spec.num_experts, 0);
 }
@@ -152,8 +152,8 @@ void Shard::handle(TransportEvent& event) {
 
 void Shard::take_dispatch(Incarnation worker, DispatchBatch batch) {
   ++metrics_.dispatches;
-  const Status checked =
-      check_dispatch(batch, spec_.num_layers, spec_.num_experts, spec_.hidden_size, options_.precision);
+  const Status checked = check_dispatch(batch, spec_.num_layers, spec_.num_experts, spec_.hidden_size,
+                                        wire_dtype(options_.precision, options_.fp8_wire));
   if (!checked.ok() || batch.id.worker != worker) {
     ++metrics_.rejected_dispatches;
     return;

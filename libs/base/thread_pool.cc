@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "libs/base/check.h"
+#include "libs/base/cpu_set.h"
 
 namespace conclave {
 namespace {
@@ -35,10 +36,18 @@ bool spin_until(Nanos limit, const Ready& ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(unsigned threads, Nanos spin) : spin_(spin) {
+ThreadPool::ThreadPool(unsigned threads, Nanos spin, std::span<const uint32_t> cpus) : spin_(spin) {
   CONCLAVE_CHECK(threads >= 1);
   workers_.reserve(threads - 1);
-  for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  for (unsigned i = 1; i < threads; ++i) {
+    const std::vector<uint32_t> own =
+        cpus.empty() ? std::vector<uint32_t>() : std::vector<uint32_t>{cpus[i % cpus.size()]};
+    workers_.emplace_back([this, own] {
+      // One that is not there is an error of the configuration, found before (bind_to_cpus of all of them).
+      if (!own.empty()) bind_to_cpus(own, "cpus").IgnoreError();
+      work();
+    });
+  }
 }
 
 ThreadPool::~ThreadPool() {

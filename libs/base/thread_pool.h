@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,9 @@ class ThreadPool {
 
   // `threads` counts the caller: 1 makes no thread. At least 1. `spin`: how long a thread looks for work, and
   // the caller for the end of others' work, before it parks.
-  explicit ThreadPool(unsigned threads, Nanos spin = kSpin);
+  // `cpus`: thread i keeps to cpus[i % n], the caller being thread 0, which keeps itself; empty: where the
+  // system puts them.
+  explicit ThreadPool(unsigned threads, Nanos spin = kSpin, std::span<const uint32_t> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

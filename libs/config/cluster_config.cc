@@ -4,6 +4,8 @@
 #include <iterator>
 #include <vector>
 
+#include "libs/base/cpu_set.h"
+
 namespace conclave {
 namespace {
 
@@ -45,6 +47,17 @@ Status validate_config(const ClusterConfig& config) {
   // A new connection begins with every open request; past the queue's bound it would start over for ever.
   ordered(config.control.max_open_requests, config.control.queue_messages, "control.max_open_requests",
           "control.queue_messages");
+  if (config.model.fp8_wire && config.model.precision != Precision::kBf16) {
+    faults.push_back("model.fp8_wire needs model.precision bf16");
+  }
+  for (const auto& [key, processors] : {std::pair{"attention.cpus", &config.attention.processors},
+                                        std::pair{"experts.cpus", &config.experts.processors}}) {
+    // Which there are is seen where the process runs.
+    if (processors->cpus.empty() || processors->cpus.starts_with("numa:")) continue;
+    if (auto cpus = parse_cpus(processors->cpus, key); !cpus.ok()) {
+      faults.push_back(std::string(key) + " " + message_of(cpus.status()));
+    }
+  }
   if (config.transport.kind == TransportKind::kUcx && config.transport.ucx.net_devices.empty()) {
     faults.push_back("transport.interface must name a network device when transport.kind is ucx");
   }

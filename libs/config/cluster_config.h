@@ -22,6 +22,7 @@ struct ModelConfig {
   std::string path;  // directory of the checkpoint
   std::string name;  // what /v1/models shows; empty: the directory's name
   Precision precision = Precision::kBf16;
+  bool fp8_wire = false;  // hidden rows travel as FP8
 };
 
 struct SchedulerConfig {
@@ -57,7 +58,13 @@ struct RouterConfig {
   bool access_log = true;
 };
 
+struct ProcessorConfig {
+  std::string cpus;  // cpu_set.h; empty: all
+  bool pin_threads = false;
+};
+
 struct AttentionConfig {
+  ProcessorConfig processors;
   std::string ops_listen = "127.0.0.1:0";
   // name, numerics_id and model_fingerprint are filled in by the process; kv_blocks 0: as many as kv_bytes
   // hold; threads 0: the machine's cores.
@@ -73,6 +80,7 @@ struct AttentionConfig {
 };
 
 struct ExpertsConfig {
+  ProcessorConfig processors;
   std::string ops_listen = "127.0.0.1:0";
   // As above.
   ShardOptions options = [] {
@@ -112,7 +120,8 @@ struct SupervisorConfig {
 };
 
 struct LoggingConfig {
-  std::string level = "info";  // debug, info, warn or error
+  std::string level = "info";         // debug, info, warn or error
+  Nanos stall_report = 30 * kSecond;  // without progress; 0: never
 };
 
 struct ClusterConfig {

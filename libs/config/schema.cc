@@ -19,6 +19,9 @@ void model_fields(FieldList& f, ModelConfig& c) {
       "precision", c.precision, {{"bf16", Precision::kBf16}, {"f32", Precision::kF32}},
       "Rounding of matmul inputs, hidden rows, expert outputs and the KV cache. f32 is for parity tests; "
       "the whole fleet must agree.");
+  f.boolean("fp8_wire", c.fp8_wire,
+            "Hidden rows travel to shards as FP8 with a scale for each 128 values: half the bytes, other "
+            "rounding (its own numerics_id); with precision bf16 only, and the whole fleet must agree.");
 }
 
 void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
@@ -111,7 +114,17 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   f.integer<uint32_t>("placement_ready_timeout_ms", o.placement_ready_timeout_ms, 1, 86'400'000, "ms",
                       "Time a shard has to load what a placement gives it.");
   f.integer<uint32_t>("gateway_grace_ms", o.gateway_grace_ms, 0, 86'400'000, "ms",
-                      "Requests of a router whose connection was lost wait this long for it to come back.");
+                      "Requests of a router whose connection was lost wait this long for it to come back; "
+                      "resumable streams wait as long for their client, ended or not.");
+  f.integer<uint32_t>("max_router_context_bytes", o.max_router_context_bytes, 0, 1 << 20, "bytes",
+                      "What another router needs to go on with one request; past it the request is not "
+                      "resumable. 0: none is.");
+  f.bytes("max_router_context_total_bytes", o.max_router_context_total_bytes, 0, kMaxBytes,
+          "The same of all requests together; past it new ones are not resumable.");
+  f.integer<uint32_t>("max_resumable_requests", o.max_resumable_requests, 0, 10'000'000, "requests",
+                      "Resumable requests kept after their end; past it the oldest are forgotten.");
+  f.bytes("max_resumable_bytes", o.max_resumable_bytes, 0, kMaxBytes,
+          "Their prompts, tokens and log-probabilities; past it the oldest are forgotten.");
 }
 
 void scheduler_fields(FieldList& f, SchedulerConfig& c) {
@@ -200,6 +213,14 @@ void router_fields(FieldList& f, RouterConfig& c) {
              "Time after SIGTERM in which open requests may finish.");
 }
 
+void processor_fields(FieldList& f, ProcessorConfig& c) {
+  f.text("cpus", c.cpus,
+         "Processors the process may run on: a list as 0-3,8, or numa:1 for those of one memory node, whose "
+         "memory it then uses; empty: all it was started with.");
+  f.boolean("pin_threads", c.pin_threads,
+            "Each thread that computes keeps to one of these processors; for processes that share none.");
+}
+
 void exchange_fields(FieldList& f, ExchangeOptions& o) {
   f.duration("dispatch_deadline_floor_ms", o.deadline_floor, kMillisecond, "ms", 1, 3600000,
              "A dispatch to a shard may always take this long before its rows go elsewhere.");
@@ -231,7 +252,8 @@ void attention_fields(FieldList& f, AttentionConfig& c) {
                       "Pages of the KV cache; 0: as many as kv_bytes hold.");
   f.bytes("kv_bytes", c.kv_bytes, 1 << 16, kMaxBytes, "Memory of the KV cache where kv_blocks is 0.");
   f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
-                      "Threads that compute; 0: the machine's cores.");
+                      "Threads that compute; 0: as many as processors it may run on.");
+  processor_fields(f, c.processors);
   f.integer<uint32_t>("max_batch_tokens", o.max_batch_tokens, 1, 65536, "tokens", "Rows one plan may have.");
   f.integer<uint32_t>(
       "micro_batches", o.micro_batches, 1, 16, "micro-batches",
@@ -262,7 +284,8 @@ void experts_fields(FieldList& f, ExpertsConfig& c) {
           "Weights the shard may hold, as told to the scheduler, which does not limit placements by it yet; "
           "0: no limit.");
   f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
-                      "Threads that compute; 0: the machine's cores.");
+                      "Threads that compute; 0: as many as processors it may run on.");
+  processor_fields(f, c.processors);
   f.integer<uint32_t>(
       "max_queued_items", o.max_queued_items, 1, 1u << 26, "items",
       "(row, expert) pairs waiting to be computed; past it nothing is read until a group is done.");
@@ -353,6 +376,9 @@ void logging_fields(FieldList& f, LoggingConfig& c) {
   f.choice<std::string>("level", c.level,
                         {{"debug", "debug"}, {"info", "info"}, {"warn", "warn"}, {"error", "error"}},
                         "Least severe log lines to write.");
+  f.duration("stall_report_s", c.stall_report, kSecond, "s", 0, kDayS,
+             "A request or a process that has work and makes no progress for so long is reported, and health "
+             "checks fail; 0: never.");
 }
 
 size_t edit_distance(std::string_view a, std::string_view b) {

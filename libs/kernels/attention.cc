@@ -29,13 +29,15 @@ void put(std::byte* to, float value, Precision precision) {
   }
 }
 
-// Rows of one slice and one kv head, over the segments [seg_begin, seg_end).
+// Rows of one slice and some kv heads, over the segments [seg_begin, seg_end).
 struct Task {
   AttendArgs args;
   uint32_t seg_begin = 0;
   uint32_t seg_end = 0;
   size_t partial = 0;  // offset in floats of the state of seg_begin
 };
+
+constexpr uint32_t kFewPositions = 2;  // of a slice
 
 uint32_t segments_of(const AttendArgs& a) { return (a.start + a.row_end - 1) / kSegmentKeys + 1; }
 
@@ -65,11 +67,29 @@ void paged_attention(const Context& ctx, const KvShape& shape, std::span<const A
   const Table& table = table_of(ctx.isa);
   const uint32_t group = shape.num_heads / shape.num_kv_heads;
   const uint32_t positions = std::max(1u, kMaxAttendRows / group);
+  const unsigned threads = thread_count(ctx);
+  constexpr uint32_t kTasksPerThread = 4;
+  // A few rows read the cache at the pace of memory, which is at its best when all heads of a page are read
+  // one after the other. Fewer heads a task where there would be too few tasks.
+  uint64_t row_segments = 0;
+  bool few_rows = true;
+  for (const AttentionSlice& slice : slices) {
+    row_segments += (slice.start + slice.count - 1) / kSegmentKeys + 1;
+    few_rows = few_rows && slice.count <= kFewPositions;
+  }
+  uint32_t heads_per_task = 1;
+  if (few_rows) {
+    heads_per_task = shape.num_kv_heads;
+    while (heads_per_task > 1 &&
+           row_segments * (shape.num_kv_heads / heads_per_task) < size_t{threads} * kTasksPerThread) {
+      heads_per_task = (heads_per_task + 1) / 2;
+    }
+  }
   std::vector<Task> tasks;
   uint64_t segments = 0, partial_floats = 0;
   const size_t state = size_t{padded_dim(shape.head_dim)} + 16;
   for (const AttentionSlice& slice : slices) {
-    for (uint32_t head = 0; head < shape.num_kv_heads; ++head) {
+    for (uint32_t head = 0; head < shape.num_kv_heads; head += heads_per_task) {
       for (uint32_t row = 0; row < slice.count; row += positions) {
         Task task;
         AttendArgs& a = task.args;
@@ -83,17 +103,16 @@ void paged_attention(const Context& ctx, const KvShape& shape, std::span<const A
         a.start = slice.start;
         a.pages = slice.pages;
         a.kv_head = head;
+        a.kv_heads = std::min(heads_per_task, shape.num_kv_heads - head);
         a.row_begin = row;
         a.row_end = std::min(row + positions, slice.count);
         task.seg_end = segments_of(a);
         segments += task.seg_end;
-        partial_floats += size_t{task.seg_end} * (a.row_end - a.row_begin) * group * state;
+        partial_floats += size_t{task.seg_end} * a.kv_heads * (a.row_end - a.row_begin) * group * state;
         tasks.push_back(task);
       }
     }
   }
-  const unsigned threads = thread_count(ctx);
-  constexpr uint32_t kTasksPerThread = 4;
   constexpr size_t kMaxPartialFloats = size_t{8} << 20;
   // Few long rows: share out their segments, and merge afterwards in the same order as one thread would.
   if (threads > 1 && tasks.size() < size_t{threads} * kTasksPerThread && segments > tasks.size() &&
@@ -104,7 +123,8 @@ void paged_attention(const Context& ctx, const KvShape& shape, std::span<const A
     size_t offset = 0;
     for (Task& task : tasks) {
       task.partial = offset;
-      const size_t per_segment = size_t{task.args.row_end - task.args.row_begin} * group * state;
+      const size_t per_segment =
+          size_t{task.args.kv_heads} * (task.args.row_end - task.args.row_begin) * group * state;
       for (uint32_t begin = 0; begin < task.seg_end; begin += each) {
         Task part = task;
         part.seg_begin = begin;

@@ -70,7 +70,7 @@ Status LocalCluster::begin() {
   } else {
     ASSIGN_OR_RETURN(isa_, kernels::choose_isa());
   }
-  numerics_id_ = numerics_id(options_.precision, "cpu");
+  numerics_id_ = numerics_id(options_.precision, "cpu", options_.fp8_wire);
   if (!options_.scheduler.incarnation) options_.scheduler.incarnation = make_incarnation();
   RETURN_IF_ERROR(options_.scheduler.validate());
   options_.transport.fleet = numerics_id_ + " " + model_.fingerprint;
@@ -128,6 +128,7 @@ Status LocalCluster::add_shard() {
   shard.numerics_id = numerics_id_;
   shard.model_fingerprint = model_.fingerprint;
   shard.precision = options_.precision;
+  shard.fp8_wire = options_.fp8_wire;
   shard.threads = options_.threads;
   auto member = std::make_unique<LocalMember>();
   RETURN_IF_ERROR(
@@ -142,6 +143,7 @@ Status LocalCluster::add_worker() {
   worker.numerics_id = numerics_id_;
   worker.model_fingerprint = model_.fingerprint;
   worker.precision = options_.precision;
+  worker.fp8_wire = options_.fp8_wire;
   worker.threads = options_.threads;
   auto member = std::make_unique<LocalMember>();
   RETURN_IF_ERROR(

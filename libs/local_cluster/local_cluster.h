@@ -23,6 +23,7 @@ struct LocalClusterOptions {
   uint32_t workers = 1;
   uint32_t shards = 2;
   Precision precision = Precision::kBf16;
+  bool fp8_wire = false;            // of hidden rows
   std::optional<kernels::Isa> isa;  // absent: the best there is, or what CONCLAVE_ISA names
   unsigned threads = 1;             // of each member
   // Names, ids and the fingerprint in these are filled in by the cluster. Leases are long here by default:

@@ -29,12 +29,12 @@ struct DispatchBatch {
   Nanos time_left = 0;  // until the sender's dispatch deadline (0: none); a shard skips what is past it
   std::vector<uint32_t> expert_begin;  // rows()+1 offsets into expert_ids
   std::vector<uint16_t> expert_ids;    // per row, in slot order
-  RowBuffer rows;                      // rows() * hidden * dtype bytes
+  RowBuffer rows;                      // row_count() * row_bytes()
 
   uint32_t row_count() const {
     return expert_begin.empty() ? 0 : static_cast<uint32_t>(expert_begin.size() - 1);
   }
-  size_t row_bytes() const { return static_cast<size_t>(hidden) * row_dtype_bytes(dtype); }
+  size_t row_bytes() const { return conclave::row_bytes(dtype, hidden); }
 };
 
 // One output row per (row, expert) of the dispatch that the shard computed, unweighted. Item i belongs to the
@@ -48,9 +48,9 @@ struct CombineBatch {
   std::vector<uint32_t> items;    // indices into the dispatch's expert_ids, ascending; one output row each
   std::vector<uint16_t> missing;  // expert ids this shard does not hold
   Nanos compute_ns = 0;           // busy time of the shard for this reply's group
-  RowBuffer outputs;              // items.size() * hidden * dtype bytes
+  RowBuffer outputs;              // items.size() * row_bytes()
 
-  size_t row_bytes() const { return static_cast<size_t>(hidden) * row_dtype_bytes(dtype); }
+  size_t row_bytes() const { return conclave::row_bytes(dtype, hidden); }
 };
 
 }  // namespace conclave

@@ -101,6 +101,8 @@ struct FleetInfo {
   uint32_t loaded_permille = 0;
   // Grows whenever the set of shards changes that the active placement names; 0: there is none.
   uint64_t shard_set = 0;
+  // The longest router_context that the scheduler keeps; 0: it keeps none, and requests cannot be adopted.
+  uint32_t max_router_context_bytes = 0;
 
   // The state after this one.
   FleetInfo follow(FleetInfo next, TimePoint now) const {

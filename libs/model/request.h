@@ -21,6 +21,7 @@ inline constexpr float kMaxLogitBiasValue = 1e9f;       // of one entry, either 
 inline constexpr float kMaxPenalty = 2.0f;              // presence and frequency, either sign
 inline constexpr float kMinRepetitionPenalty = 0.001f;  // and its inverse at most
 inline constexpr size_t kMaxCacheSaltBytes = 256;
+inline constexpr size_t kMaxRouterContextBytes = 1u << 20;
 
 // Added to a token's logit. At -infinity the token is forbidden; large finite values only make it unlikely or
 // sure.
@@ -96,6 +97,16 @@ struct AcceptedRequest {
   // A scheduler acknowledged this request before: it must not be shed, whatever bound is reached (design rule
   // 2).
   bool resubmitted = false;
+  // What another router needs to go on writing the answer: the scheduler keeps it and does not look inside.
+  // Empty: only the router that submitted the request can go on with it.
+  std::string router_context = {};
+};
+
+// A request that a gateway has taken over from another one, or from itself: its tokens follow from the first
+// one on.
+struct AdoptedRequest {
+  AcceptedRequest request;  // as it was submitted; nothing is in `delivered`
+  uint64_t generated = 0;   // tokens of all its choices so far
 };
 
 enum class FinishReason : uint8_t {

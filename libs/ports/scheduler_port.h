@@ -19,6 +19,10 @@ class RequestObserver {
   virtual ~RequestObserver() = default;
   // The scheduler acknowledged the submission: from here the request ends exactly once (design rule 2).
   virtual void on_accepted() = 0;
+  // Before on_accepted(), where a router_context was sent and is kept: others may adopt the request.
+  virtual void on_resumable() {}
+  // Instead of on_accepted(), for an observer that adopts a request.
+  virtual void on_adopted(const AdoptedRequest&) {}
   // Not accepted; nothing else follows.
   virtual void on_refused(const Status& cause) = 0;
   // Tokens of each choice in order, its last with finish != kNone; nothing of that choice follows it, and
@@ -36,6 +40,22 @@ class SchedulerPort {
   virtual void cancel(RequestId id) = 0;
   // Any thread. Ends one choice (a stop string at the gateway); the others go on.
   virtual void cancel_choice(RequestId id, uint32_t choice) = 0;
+  // Any thread. Takes over a request that was submitted with a router_context, by this gateway or another:
+  // on_adopted(), then its tokens from the first one on; whoever had it sees it cancelled. Refused with
+  // NOT_FOUND when the scheduler has none of that id and tenant, or its grace time is over, and with
+  // FAILED_PRECONDITION when it cannot be adopted. An observer of this port's that has it so far hears
+  // nothing more.
+  virtual void adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) {
+    (void)id, (void)tenant;
+    observer->on_refused(make_status(StatusCode::kUnimplemented, "this port cannot adopt requests"));
+  }
+  // Any thread. This observer lets go of a request that may be adopted within the grace time, and hears
+  // nothing more; nothing happens when it has it no more. `finished`: its text has ended, so nothing more of
+  // it is to be generated.
+  virtual void release(RequestId id, const RequestObserver& observer, bool finished) {
+    (void)observer, (void)finished;
+    cancel(id);
+  }
   virtual FleetInfo fleet() const = 0;
 };
 

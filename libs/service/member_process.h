@@ -19,6 +19,7 @@
 #include <variant>
 #include <vector>
 
+#include "libs/base/cpu_set.h"
 #include "libs/base/random.h"
 #include "libs/base/thread_pool.h"
 #include "libs/config/cluster_config.h"
@@ -39,6 +40,7 @@ struct MemberSettings {
   std::string numerics_id;
   std::string model_fingerprint;
   uint32_t threads = 1;
+  std::vector<uint32_t> pinned_cpus;  // one for each thread that computes, in turn; empty: none
   kernels::Isa isa = kernels::Isa::kScalar;
   std::optional<TestFaults> test_faults;  // injected into the data plane
 };
@@ -55,14 +57,20 @@ class MemberProcess {
   MemberProcess(MemberSettings settings, Factory factory)
       : settings_(std::move(settings)),
         factory_(std::move(factory)),
-        pool_(settings_.threads),
+        pool_(settings_.threads, ThreadPool::kSpin, settings_.pinned_cpus),
         thread_(LoopExecutor::Options{.spin_ns = settings_.transport.spin}) {}
   ~MemberProcess() { stop(); }
 
   // UNAVAILABLE when the transport can't start, or what the factory says.
   Status start() {
     Status status;
-    thread_.loop().call([&] { status = join(); });
+    thread_.loop().call([&] {
+      if (!settings_.pinned_cpus.empty()) {
+        status = bind_to_cpus(std::span(settings_.pinned_cpus).first(1), "cpus");
+        if (!status.ok()) return;
+      }
+      status = join();
+    });
     return status;
   }
 

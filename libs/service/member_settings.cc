@@ -5,7 +5,14 @@
 
 namespace conclave {
 
-StatusOr<LoadedMember> load_member(Service& service, uint32_t configured_threads) {
+Status bind_process(const ProcessorConfig& processors, std::string_view section) {
+  if (processors.cpus.empty()) return OkStatus();
+  const std::string key = std::string(section) + ".cpus";
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> cpus, parse_cpus(processors.cpus, key));
+  return bind_to_cpus(cpus, key);
+}
+
+StatusOr<LoadedMember> load_member(Service& service, const ProcessorConfig& processors, uint32_t threads) {
   const ClusterConfig& config = service.config();
   if (config.transport.kind != TransportKind::kUcx) {
     return invalid_field(
@@ -27,8 +34,9 @@ StatusOr<LoadedMember> load_member(Service& service, uint32_t configured_threads
   if (s.test_faults) log_warn("faults are injected into the data plane: CONCLAVE_TEST_FAULTS is set");
   service.startup().set("checking the kernels", "", 0.1);
   ASSIGN_OR_RETURN(s.isa, kernels::choose_isa());
-  s.threads = compute_threads(configured_threads);
-  s.numerics_id = numerics_id(config.model.precision, "cpu");
+  s.threads = compute_threads(threads);
+  if (processors.pin_threads) s.pinned_cpus = allowed_cpus();
+  s.numerics_id = numerics_id(config.model.precision, "cpu", config.model.fp8_wire);
   service.startup().set("binding the checkpoint", config.model.path, 0.2);
   const TimePoint begin = steady_now();
   auto model = load_model(config.model.path);

@@ -17,17 +17,18 @@ Status above(std::string_view field, uint64_t value, std::string_view bound, uin
       field, std::to_string(value) + " is above " + std::string(bound) + " = " + std::to_string(limit));
 }
 
-// Counts alone: no product here can overflow, since each factor is below 2^32 and dtype bytes are at most 4.
+// Counts alone: no product here can overflow, since each factor is below 2^32 and a value has at most 4
+// bytes.
 Status check_shape(uint32_t rows, uint32_t items, uint32_t hidden, uint8_t dtype, uint64_t rows_bytes,
                    uint32_t output_rows, const TransportLimits& limits) {
-  if (dtype != static_cast<uint8_t>(RowDtype::kBf16) && dtype != static_cast<uint8_t>(RowDtype::kF32)) {
+  if (!known_row_dtype(dtype)) {
     return invalid_field("dtype", "unknown row dtype " + std::to_string(dtype));
   }
   if (rows > limits.max_rows) return above("rows", rows, "max_rows", limits.max_rows);
   if (items > limits.max_items) return above("items", items, "max_items", limits.max_items);
   if (hidden == 0) return invalid_field("hidden", "is zero");
   if (hidden > limits.max_hidden) return above("hidden", hidden, "max_hidden", limits.max_hidden);
-  const uint64_t row = uint64_t{hidden} * row_dtype_bytes(static_cast<RowDtype>(dtype));
+  const uint64_t row = row_bytes(static_cast<RowDtype>(dtype), hidden);
   if (output_rows > limits.max_message_bytes / row) {
     return above("rows_bytes", uint64_t{output_rows}, "max_message_bytes / row bytes",
                  limits.max_message_bytes / row);

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "libs/model/request.h"
+
 namespace conclave::scheduler {
 namespace {
 Status at_least_one(std::string_view field, uint64_t value) {
@@ -45,6 +47,9 @@ Status SchedulerOptions::validate() const {
   if (dead_after_ms < lease_ms) return invalid_field("dead_after_ms", "must not be less than lease_ms");
   if (dead_after_trouble_ms < lease_ms) {
     return invalid_field("dead_after_trouble_ms", "must not be less than lease_ms");
+  }
+  if (max_router_context_bytes > kMaxRouterContextBytes) {
+    return invalid_field("max_router_context_bytes", "at most " + std::to_string(kMaxRouterContextBytes));
   }
   if (max_members > 60'000) return invalid_field("max_members", "at most 60000");
   return OkStatus();

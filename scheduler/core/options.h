@@ -85,6 +85,17 @@ struct SchedulerOptions {
   // A gateway's requests outlive its connection this long, waiting to be attached again.
   uint32_t gateway_grace_ms = 30'000;
 
+  // Resumable requests: those whose gateway sent a router_context. A context past either bound is not kept,
+  // and its request not resumable. Ended ones are kept for gateway_grace_ms, the latest ones of them within
+  // the last two bounds (their tokens and log-probabilities count).
+  uint32_t max_router_context_bytes = 65'536;             // of one request; 0: none are kept
+  uint64_t max_router_context_total_bytes = 64ull << 20;  // of all requests
+  uint32_t max_resumable_requests = 4'096;                // ended
+  uint64_t max_resumable_bytes = 256ull << 20;            // of these
+
+  // A request that makes no progress for so long is reported, with what it waits for; 0: none is.
+  uint32_t stall_report_ms = 30'000;
+
   Status validate() const;
 };
 

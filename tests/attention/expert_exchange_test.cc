@@ -30,7 +30,7 @@ class ExchangeTest : public ::testing::Test {
   void make() {
     exchange.reset();
     exchange = std::make_unique<ExpertExchange>(
-        executor, transport, options, 2, kHidden, RowDtype::kF32, metrics,
+        executor, transport, options, 2, kHidden, RowDtype::kF32, RowDtype::kF32, metrics,
         ExpertExchange::Callbacks{[this](uint32_t lane) { completed.push_back(lane); },
                                   [this](Incarnation s, const std::string&) { troubles.push_back(s); },
                                   [this](uint32_t, const Status& s) { failed = s; }});

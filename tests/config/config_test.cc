@@ -195,11 +195,32 @@ TEST(ConfigTest, WrittenYamlReadsBackEqualForEveryKey) {
     moved += field.get() != before;
   }
   ASSERT_GT(moved, 50u);
-  changed.attention.options.max_queued_plans = 14;  // these two go together
+  // Some go together, and some have a form.
+  changed.attention.options.max_queued_plans = 14;
+  changed.model.fp8_wire = false;
+  changed.attention.processors.cpus = "0-3,8";
+  changed.experts.processors.cpus = "numa:1";
   const std::string yaml = config_to_yaml(changed);
   auto parsed = parse_config(yaml, "c.yaml", {});
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(config_to_yaml(parsed->config), yaml);
+}
+
+TEST(ConfigTest, ProcessorsAndTheFp8WireAreCheckedBeforeAnythingStarts) {
+  const auto refused = [](const std::string& yaml) {
+    const auto parsed = parse_config(yaml, "c.yaml", {});
+    return parsed.ok() ? std::string() : message_of(parsed.status());
+  };
+  EXPECT_THAT(refused("attention: {cpus: \"0-\"}"), HasSubstr("attention.cpus must be a list"));
+  EXPECT_THAT(refused("experts: {cpus: \"0,,1\"}"), HasSubstr("experts.cpus must be a list"));
+  EXPECT_THAT(refused("model: {fp8_wire: true, precision: f32}"), HasSubstr("model.fp8_wire needs"));
+  EXPECT_EQ(refused("experts: {cpus: \"numa:63\"}"), "") << "which nodes there are is seen where it runs";
+  const auto parsed =
+      parse_config("model: {fp8_wire: true}\nattention: {cpus: \"1,2\", pin_threads: true}", "c.yaml", {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_TRUE(parsed->config.model.fp8_wire);
+  EXPECT_TRUE(parsed->config.attention.processors.pin_threads);
+  EXPECT_FALSE(parsed->config.experts.processors.pin_threads);
 }
 
 TEST(ConfigTest, KeysAndEnvironmentNamesAreUniqueAndDocumented) {

@@ -24,7 +24,7 @@ Bytes seed_message(SplitMix64& random) {
       DispatchBatch b;
       b.id = {e.sender, random.next()};
       b.hidden = 1 + static_cast<uint32_t>(random.below(16));
-      b.dtype = random.chance(0.5) ? RowDtype::kBf16 : RowDtype::kF32;
+      b.dtype = static_cast<RowDtype>(1 + random.below(3));
       const auto rows = random.below(6);
       if (rows > 0) b.expert_begin.push_back(0);
       for (uint64_t r = 0; r < rows; ++r) {

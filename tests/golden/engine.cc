@@ -23,7 +23,7 @@ TransportOptions transport_options(Incarnation self, uint64_t seed) {
 
 }  // namespace
 
-Engine::Engine(const BoundModel& model, Precision precision, kernels::Isa isa, uint32_t shards)
+Engine::Engine(const BoundModel& model, Precision precision, kernels::Isa isa, uint32_t shards, bool fp8_wire)
     : model_(model) {
   const kernels::Context kernels{isa, nullptr};
   std::vector<ShardEndpoint> ends;
@@ -36,6 +36,7 @@ Engine::Engine(const BoundModel& model, Precision precision, kernels::Isa isa, u
     ShardOptions options;
     options.name = name;
     options.precision = precision;
+    options.fp8_wire = fp8_wire;
     node.shard =
         std::make_unique<Shard>(executor, *node.transport, model.spec, model.experts, kernels, options);
     node.shard->start();
@@ -46,6 +47,7 @@ Engine::Engine(const BoundModel& model, Precision precision, kernels::Isa isa, u
   transport_ = std::make_unique<LoopbackTransport>(hub_, executor, transport_options(Incarnation(100), 9));
   WorkerOptions options;
   options.precision = precision;
+  options.fp8_wire = fp8_wire;
   options.kv_blocks = kKvBlocks;
   options.max_batch_tokens = 512;
   options.logits_observer = [this](RequestId, uint32_t position, std::span<const float> logits) {

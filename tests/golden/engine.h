@@ -18,7 +18,8 @@ namespace conclave::golden {
 class Engine {
  public:
   // `model` is borrowed. Failures of setting up are failures of the test (ok() is false then).
-  Engine(const BoundModel& model, Precision precision, kernels::Isa isa, uint32_t shards = 2);
+  Engine(const BoundModel& model, Precision precision, kernels::Isa isa, uint32_t shards = 2,
+         bool fp8_wire = false);
   ~Engine();
 
   bool ok() const { return worker_ != nullptr; }

@@ -20,14 +20,15 @@ struct Way {
   kernels::Isa isa = kernels::Isa::kScalar;
   uint32_t workers = 1;
   bool prefix_cache = true;
+  bool fp8_wire = false;
   int passes = 1;  // over all requests: from the second on, all but the last page is in the prefix cache
 
   std::string name() const {
     return std::to_string(shards) + " shards, " + std::to_string(threads) + " threads, chunk " +
            std::to_string(chunk) + ", " + std::to_string(micro_batches) + " micro-batches, " +
            std::to_string(at_once) + " at once, " + std::string(kernels::isa_name(isa)) + ", " +
-           std::to_string(workers) + " workers" + (prefix_cache ? ", prefix cache" : "") + ", " +
-           std::to_string(passes) + " passes";
+           std::to_string(workers) + " workers" + (prefix_cache ? ", prefix cache" : "") +
+           (fp8_wire ? ", FP8 wire" : "") + ", " + std::to_string(passes) + " passes";
   }
 };
 
@@ -35,6 +36,7 @@ std::vector<Answer> run(const RandomModel& model, Precision precision, const Way
                         const std::vector<AcceptedRequest>& requests) {
   LocalClusterOptions options;
   options.precision = precision;
+  options.fp8_wire = way.fp8_wire;
   options.isa = way.isa;
   options.threads = way.threads;
   options.shards = way.shards;
@@ -61,10 +63,11 @@ std::vector<Answer> run(const RandomModel& model, Precision precision, const Way
   return got;
 }
 
-void check_all_ways(WeightDtype dtype, Precision precision, const Geometry& geometry) {
+void check_all_ways(WeightDtype dtype, Precision precision, const Geometry& geometry, bool fp8_wire = false) {
   const RandomModel model(dtype, 42, geometry);
   const auto requests = testing::mixed_requests(model.spec, testing::kSanitized ? 4 : 16, 5);
-  const std::vector<Answer> want = run(model, precision, Way{.prefix_cache = false}, requests);
+  const std::vector<Answer> want =
+      run(model, precision, Way{.prefix_cache = false, .fp8_wire = fp8_wire}, requests);
   ASSERT_EQ(want.size(), requests.size());
   // The answers must be worth comparing: not all the same, not constant.
   EXPECT_NE(want[0].completion.tokens, want[2].completion.tokens);
@@ -82,8 +85,9 @@ void check_all_ways(WeightDtype dtype, Precision precision, const Geometry& geom
   ways.push_back({2, 1, 7, 1, 5, best});
   ways.push_back({5, 1, 64, 4, 16, best});
   ways.push_back({3, 2, 512, 2, 8, best, 2});
-  ways.push_back({2, 1, 24, 1, 4, best, 1, true, 2});
-  for (const Way& way : ways) {
+  ways.push_back({2, 1, 24, 1, 4, best, 1, true, false, 2});
+  for (Way& way : ways) {
+    way.fp8_wire = fp8_wire;
     SCOPED_TRACE(way.name());
     testing::expect_same(want, run(model, precision, way, requests));
     if (::testing::Test::HasFatalFailure() || ::testing::Test::HasNonfatalFailure()) return;
@@ -112,6 +116,13 @@ TEST(OneAnswer, Fp8Checkpoint) {
   g.hidden = 256;
   g.layers = 2;
   check_all_ways(WeightDtype::kFp8E4m3, Precision::kBf16, g);
+}
+
+TEST(OneAnswer, Fp8Wire) {
+  Geometry g;
+  g.hidden = 200;  // not of whole blocks
+  g.layers = 2;
+  check_all_ways(WeightDtype::kBf16, Precision::kBf16, g, true);
 }
 
 TEST(OneAnswer, F32CheckpointInBf16) {

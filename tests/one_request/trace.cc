@@ -8,7 +8,9 @@ namespace conclave::one_request {
 namespace {
 
 std::string number(uint64_t n) { return std::to_string(n); }
-std::string dtype_name(RowDtype dtype) { return dtype == RowDtype::kBf16 ? "BF16" : "F32"; }
+std::string dtype_name(RowDtype dtype) {
+  return dtype == RowDtype::kFp8 ? "FP8" : dtype == RowDtype::kBf16 ? "BF16" : "F32";
+}
 
 class TracingTransport final : public ExpertTransport {
  public:

@@ -33,6 +33,7 @@ TEST_P(TransportConformance, RoundTripsOfManySizes) {
       {1, 3072, 8, RowDtype::kBf16},  {3, 127, 5, RowDtype::kF32},     {16, 3072, 4, RowDtype::kBf16},
       {64, 3072, 2, RowDtype::kBf16}, {256, 3072, 1, RowDtype::kBf16}, {300, 2048, 1, RowDtype::kF32},
       {2000, 4, 8, RowDtype::kBf16},  {8192, 16, 8, RowDtype::kBf16},  {340, 3072, 2, RowDtype::kBf16},
+      {3, 3072, 8, RowDtype::kFp8},   {5, 129, 2, RowDtype::kFp8},     {1, 1, 1, RowDtype::kFp8},
   };
   uint64_t seq = 0;
   for (const Shape& s : shapes) {

@@ -321,7 +321,7 @@ TEST(Wire, EveryWrongFieldIsNamed) {
   EXPECT_EQ(field_of(patched(d, 104, uint32_t{2})), "rows_bytes");
   EXPECT_EQ(field_of(patched(d, 108, uint32_t{0xffffffff})), "items");
   EXPECT_EQ(field_of(patched(d, 108, uint32_t{60})), "header_bytes");
-  EXPECT_EQ(field_of(patched(d, 112, uint8_t{3})), "dtype");
+  EXPECT_EQ(field_of(patched(d, 112, uint8_t{4})), "dtype");
   EXPECT_EQ(field_of(patched(d, 112, uint8_t{2})), "rows_bytes");
   EXPECT_EQ(field_of(patched(d, 120, uint16_t{3})), "row_items");
   EXPECT_EQ(field_of(patched(d, 120, uint16_t{1})), "row_items");

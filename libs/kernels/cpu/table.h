@@ -31,7 +31,7 @@ struct MatmulArgs {
   const float* x_prepared = nullptr;  // what prepare_x wrote, or null when prepared_floats said 0
 };
 
-// Rows [row_begin, row_end) of one slice, all query heads of one kv head.
+// Rows [row_begin, row_end) of one slice, all query heads of `kv_heads` kv heads.
 struct AttendArgs {
   uint32_t num_heads = 0;
   uint32_t num_kv_heads = 0;
@@ -42,7 +42,8 @@ struct AttendArgs {
   float* out = nullptr;
   uint32_t start = 0;  // position of the slice's row 0
   const std::byte* const* pages = nullptr;
-  uint32_t kv_head = 0;
+  uint32_t kv_head = 0;  // the first
+  uint32_t kv_heads = 1;
   uint32_t row_begin = 0;
   uint32_t row_end = 0;
 };
@@ -73,8 +74,8 @@ struct Table {
   void (*exp_of)(const float* x, size_t count, float max, float inv_temperature, float* out);
 
   // Attention over segments [seg_begin, seg_end). `partial` null: all of the rows' segments, writes out.
-  // Otherwise the state of each (segment, row, head) goes to partial, (head_dim rounded up to 16) + 16 floats
-  // each.
+  // Otherwise the state of each (segment, kv head, row) goes to partial, (head_dim rounded up to 16) + 16
+  // floats each.
   void (*attend)(const AttendArgs& args, uint32_t seg_begin, uint32_t seg_end, float* partial);
   // Merges `segments` states per row in ascending order and writes out.
   void (*attend_merge)(const AttendArgs& args, const float* partial, uint32_t segments);
