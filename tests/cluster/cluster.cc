@@ -43,11 +43,19 @@ void ClusterEnvironment::TearDown() {
 const std::string& ClusterEnvironment::directory() { return g_directory; }
 const std::string& ClusterEnvironment::model() { return g_model; }
 
+namespace {
+
+ClusterShape shape_of(uint32_t shards, std::vector<std::string> scheduler_arguments) {
+  ClusterShape shape;
+  shape.shards = shards;
+  shape.scheduler_arguments = std::move(scheduler_arguments);
+  return shape;
+}
+
+}  // namespace
+
 ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments)
-    : ProcessCluster(ClusterShape{.shards = shard_count,
-                                  .workers = 1,
-                                  .model = "",
-                                  .scheduler_arguments = std::move(scheduler_arguments)}) {}
+    : ProcessCluster(shape_of(shard_count, std::move(scheduler_arguments))) {}
 
 ProcessCluster::ProcessCluster(ClusterShape shape)
     : shape_(std::move(shape)),

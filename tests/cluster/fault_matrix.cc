@@ -14,7 +14,8 @@ constexpr uint32_t kStreams = 32;
 constexpr Nanos kReady = 60 * kSecond;
 constexpr Nanos kEnd = 180 * kSecond;  // for the streams after the fault; only bounds a failing cell
 constexpr Nanos kSettled = 60 * kSecond;
-constexpr Nanos kHeld = 10 * kSecond;  // until a moment that processes are held for has come
+constexpr Nanos kAfter = 500 * kMillisecond;  // of load once the victim is back
+constexpr Nanos kHeld = 10 * kSecond;         // until a moment that processes are held for has come
 constexpr uint64_t kMoreBytes = 8u << 20;
 constexpr size_t kSpareShard = 3;  // joins where a change is wanted; the shape has those before it
 // Few enough that the rest goes on: each costs its dispatch a deadline.
@@ -36,6 +37,8 @@ StatusOr<std::unique_ptr<FaultMatrix>> FaultMatrix::start(const FaultCell& first
   shape.model = demo_model();
   shape.shards = two ? 3 : 2;
   shape.workers = two ? 2 : 1;
+  // Little more than the streams need: pages that were never touched before would look like a leak.
+  shape.worker_arguments = {"--set", "attention.kv_bytes=10MiB"};
   if (first.networked()) {
     std::vector<std::string> nodes = {"scheduler", "worker", "worker1", "router"};
     for (size_t i = 0; i <= kSpareShard; ++i) nodes.push_back("shard" + std::to_string(i));
@@ -247,11 +250,15 @@ struct FaultMatrix::Course {
     reach_moment();
     load.mark();
     inflict();
-    // Everybody has a token after it, then the last ones end.
-    check(keeper.tend_until([&] { return load.all_moved(); }, kEnd) ? "" : "a stream stands still");
-    result.longest_gap = load.longest_gap();
+    // The victim comes back under load too, and everybody has a token after it.
+    check(keeper.tend_until([&] { return keeper.process(victim).running(); }, kReady) ? ""
+                                                                                      : victim + " is gone");
+    keeper.tend_for(kAfter);
+    const TimePoint back = steady_now();
+    check(keeper.tend_until([&] { return load.all_moved(back); }, kEnd) ? "" : "a stream stands still");
     load.stop();
     check(keeper.tend_until([&] { return load.over(); }, kEnd) ? "" : "requests do not end");
+    result.longest_gap = load.longest_gap();
     const LoadReport report = load.report();
     result.requests = report.completed;
     for (const std::string& fault : report.faults) check(fault);

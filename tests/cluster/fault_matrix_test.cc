@@ -57,7 +57,7 @@ void run_cells(const std::vector<FaultCell>& cells) {
     // Only with its router may a stream's connection go.
     const bool router_dies = cell.role == FaultRole::kRouter &&
                              (cell.kind == FaultKind::kKill || cell.moment == FaultMoment::kDuringLoad);
-    if (!router_dies) EXPECT_EQ(result.lost, 0u) << cell.name();
+    EXPECT_EQ(router_dies ? 0 : result.lost, 0u) << cell.name();
     EXPECT_GT(result.requests, 0u) << cell.name();
     table_line("| " + to_string(cell.kind) + " | " + to_string(cell.role) + " | " + to_string(cell.moment) +
                " | " + (outcome.empty() ? "passed" : outcome) + " | " + std::to_string(result.requests) +

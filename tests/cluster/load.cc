@@ -27,7 +27,6 @@ struct Load::Shared {
   LoadReport report;
   std::map<RequestId, std::shared_ptr<Stream>> open;
   std::vector<RequestId> to_cancel;
-  TimePoint marked = 0;
   Nanos longest_gap = 0;
   bool stopping = false;
 };
@@ -153,7 +152,6 @@ void Load::refill() {
 
 void Load::mark() {
   std::lock_guard lock(shared_->mutex);
-  shared_->marked = steady_now();
   shared_->longest_gap = 0;
 }
 
@@ -166,10 +164,10 @@ Nanos Load::longest_gap() const {
   return longest;
 }
 
-bool Load::all_moved() const {
+bool Load::all_moved(TimePoint since) const {
   std::lock_guard lock(shared_->mutex);
-  return std::all_of(shared_->open.begin(), shared_->open.end(), [this](const auto& entry) {
-    return entry.second->last == 0 || entry.second->last > shared_->marked;
+  return std::all_of(shared_->open.begin(), shared_->open.end(), [since](const auto& entry) {
+    return entry.second->last == 0 || entry.second->last > since;
   });
 }
 

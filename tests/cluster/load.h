@@ -47,8 +47,8 @@ class Load {
   // The longest time between two events with tokens of one stream, of those that ended since the mark, and
   // of those that are still open.
   Nanos longest_gap() const;
-  // Whether every open stream had a token since the mark, or has begun since.
-  bool all_moved() const;
+  // Whether every open stream that has begun had a token since then.
+  bool all_moved(TimePoint since) const;
   // Streams that are open and have had a token.
   size_t running() const;
   LoadReport report() const;

@@ -75,7 +75,6 @@ void RouterLoad::serve(Client& client) {
 
 void RouterLoad::mark() {
   std::lock_guard lock(mutex_);
-  marked_ = steady_now();
   longest_gap_ = 0;
 }
 
@@ -88,10 +87,10 @@ Nanos RouterLoad::longest_gap() const {
   return longest;
 }
 
-bool RouterLoad::all_moved() const {
+bool RouterLoad::all_moved(TimePoint since) const {
   std::lock_guard lock(mutex_);
   return std::all_of(clients_.begin(), clients_.end(),
-                     [this](const Client& c) { return !c.busy || c.last > marked_; });
+                     [since](const Client& c) { return !c.busy || c.last > since; });
 }
 
 size_t RouterLoad::running() const {

@@ -22,7 +22,7 @@ class RouterLoad {
   // As those of Load.
   void mark();
   Nanos longest_gap() const;
-  bool all_moved() const;
+  bool all_moved(TimePoint since) const;
   size_t running() const;
   LoadReport report() const;
   void stop();
@@ -47,7 +47,6 @@ class RouterLoad {
   LoadReport report_;
   uint64_t next_ = 0;
   uint64_t lost_ = 0;
-  TimePoint marked_ = 0;
   Nanos longest_gap_ = 0;
   bool stopping_ = false;
   std::vector<std::thread> threads_;  // last
