@@ -218,6 +218,9 @@ class GatewayStream final : public Session, public GatewaySession {
         context_->loop.on_gateway_cancel(session_, *id, choice);
         break;
       }
+      case pb::GatewayUp::kAdopt:
+      case pb::GatewayUp::kRelease:
+        return invalid(invalid_argument("a message of a newer release"));
       case pb::GatewayUp::kHeartbeat:
         this->processed(1);
         return OkStatus();

@@ -126,7 +126,6 @@ void Worker::reset() {
   ++metrics_.resets;
   metrics_.sequences = 0;
   metrics_.queued_plans = 0;
-  queue_depth_.store(0, std::memory_order_relaxed);
 }
 
 // A step that is missing would be waited for until the scheduler's step_timeout_ms, with all that runs here.
@@ -157,7 +156,6 @@ void Worker::on_plan(BatchPlan plan) {
   }
   plans_.push_back(std::move(plan));
   metrics_.queued_plans = plans_.size();
-  queue_depth_.store(static_cast<uint32_t>(plans_.size()), std::memory_order_relaxed);
   wake();
 }
 

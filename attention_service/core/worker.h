@@ -56,9 +56,8 @@ class Worker final : public MemberHandler {
   const WorkerMetrics& metrics() const { return metrics_; }
   // Any thread; what heartbeats carry.
   Epoch epoch() const { return Epoch(epoch_.load(std::memory_order_relaxed)); }
-  uint32_t queue_depth() const { return queue_depth_.load(std::memory_order_relaxed); }
   uint32_t loaded_permille() const { return loaded_permille_.load(std::memory_order_relaxed); }
-  Heartbeat heartbeat() const { return {epoch(), queue_depth(), loaded_permille()}; }
+  Heartbeat heartbeat() const { return {epoch(), loaded_permille()}; }
   // Any thread: whether a scheduler has welcomed it.
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
 
@@ -130,7 +129,6 @@ class Worker final : public MemberHandler {
   Nanos plan_wait_ = 0;           // for the result of the next step
   bool pump_posted_ = false;
   std::atomic<uint64_t> epoch_{0};
-  std::atomic<uint32_t> queue_depth_{0};
   std::atomic<uint32_t> loaded_permille_{0};
   std::atomic<bool> ready_{false};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // posted tasks hold it weakly

@@ -38,7 +38,6 @@ void Worker::begin_step(BatchPlan plan) {
   metrics_.rows += rows;
   metrics_.sequences = sequences_.size();
   metrics_.queued_plans = plans_.size();
-  queue_depth_.store(static_cast<uint32_t>(plans_.size()) + 1, std::memory_order_relaxed);
   waiting_since_ = 0;
 }
 
@@ -324,7 +323,6 @@ void Worker::finish_step() {
   metrics_.plan_wait_ns += step.result.plan_wait_ns;
   metrics_.compute_ns += step.result.compute_ns;
   metrics_.expert_wait_ns += step.result.expert_wait_ns;
-  queue_depth_.store(static_cast<uint32_t>(plans_.size()), std::memory_order_relaxed);
   if (link_ != nullptr) link_->send(std::move(step.result));
   if (!plans_.empty()) {
     wake();

@@ -117,7 +117,6 @@ void Shard::pump() {
   if (unread_events_ && !queue_.full()) read_transport();
   if (!queue_.empty()) compute_group();
   metrics_.queued_items = queue_.items();
-  queue_depth_.store(static_cast<uint32_t>(queue_.messages()), std::memory_order_relaxed);
   if (!queue_.empty() || unread_events_) wake();
 }
 

@@ -47,9 +47,10 @@ class Shard final : public MemberHandler {
   const ShardMetrics& metrics() const { return metrics_; }
   // Any thread; what heartbeats carry.
   Epoch epoch() const { return Epoch(epoch_.load(std::memory_order_relaxed)); }
-  uint32_t queue_depth() const { return queue_depth_.load(std::memory_order_relaxed); }
   uint32_t loaded_permille() const { return loaded_permille_.load(std::memory_order_relaxed); }
-  Heartbeat heartbeat() const { return {epoch(), queue_depth(), loaded_permille()}; }
+  Heartbeat heartbeat() const {
+    return {epoch(), loaded_permille(), held_experts_.load(std::memory_order_relaxed)};
+  }
   // Whether a scheduler has welcomed this shard and its assigned experts are warm.
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
 
@@ -95,7 +96,7 @@ class Shard final : public MemberHandler {
   TimerId reply_timer_;
   TimePoint reply_timer_due_ = kNever;
   std::atomic<uint64_t> epoch_{0};
-  std::atomic<uint32_t> queue_depth_{0};
+  std::atomic<uint32_t> held_experts_{0};
   std::atomic<uint32_t> loaded_permille_{0};
   std::atomic<bool> ready_{false};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // posted tasks hold it weakly

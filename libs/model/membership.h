@@ -33,6 +33,7 @@ struct Hello {
   std::string model_fingerprint;  // of config and tensor directory; equal for equal checkpoints
   uint32_t threads = 0;
   uint64_t capacity_bytes = 0;    // expert: weights it may hold (0: no limit)
+  uint64_t expert_bytes = 0;      // expert: weights of one (layer, expert) pair, the largest
   uint32_t kv_blocks = 0;         // attention: pages it has
   uint32_t max_batch_tokens = 0;  // attention: rows one plan may have
   std::string transport_address;  // attention, expert
@@ -45,8 +46,7 @@ struct Hello {
 
 struct Welcome {
   Incarnation scheduler;
-  Nanos lease_ns = 0;             // renew well within it
-  std::string cluster_secret_id;  // which secret the data plane's hello must prove; never the secret itself
+  Nanos lease_ns = 0;  // renew well within it
 };
 // The member may not join: another numerics_id, model or protocol, or a fenced incarnation. Final for that
 // incarnation.
@@ -56,8 +56,14 @@ struct Refusal {
 };
 
 // --- scheduler -> member ---
+// To a shard: what it is to have ready. To a worker: where to go from now on.
 struct PlacementUpdate {
   PlacementTable table;
+  // Shard: some expert has no home, so map at full speed. Worker: shards that the table does not name are
+  // lost; without it they still answer what they were asked.
+  bool urgent = false;
+  // Shard: no worker uses an older table, so whatever this one does not give it may go.
+  bool release = false;
 };
 // Nothing of the scheduler's is at the member any more, and nothing will come: it may end.
 struct Drained {};
@@ -66,13 +72,22 @@ using ToMember = std::variant<Welcome, Refusal, BatchPlan, PlacementUpdate, Drai
 
 // --- member -> scheduler ---
 struct Heartbeat {
-  Epoch epoch;  // newest placement in use
-  uint32_t queue_depth = 0;
+  // Worker: the oldest placement in use, rows on their way included. Shard: the newest that it has ready.
+  Epoch epoch;
   // Of the weights it needs, how much has been read; absent: no news.
   std::optional<uint32_t> loaded_permille = std::nullopt;
+  uint32_t held_experts = 0;  // shard: (layer, expert) pairs it holds
 };
 struct PlacementReady {  // expert: has what the epoch assigns to it
   Epoch epoch;
+};
+// Shard: (token, expert) pairs computed since the last report, of experts that had any.
+struct ExpertLoad {
+  struct Entry {
+    uint32_t index = 0;  // layer * experts + expert; ascending
+    uint64_t count = 0;
+  };
+  std::vector<Entry> entries;
 };
 // Worker: a shard's endpoint failed or its dispatches time out; a source of suspicion.
 struct PeerTrouble {
@@ -84,7 +99,8 @@ struct PeerTrouble {
 // Drained, or its own patience ends.
 struct Leaving {};
 
-using FromMember = std::variant<Hello, Heartbeat, StepResult, PlacementReady, PeerTrouble, Leaving>;
+using FromMember =
+    std::variant<Hello, Heartbeat, StepResult, PlacementReady, PeerTrouble, Leaving, ExpertLoad>;
 
 // What a gateway must know of the fleet before it can validate a request.
 struct FleetInfo {

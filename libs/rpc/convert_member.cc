@@ -23,6 +23,7 @@ void to_proto(const Hello& from, pb::Hello* to) {
   to->set_num_experts(from.num_experts);
   to->set_max_positions(from.max_positions);
   to->set_vocab_size(from.vocab_size);
+  to->set_expert_bytes(from.expert_bytes);
 }
 
 StatusOr<Hello> from_proto(const pb::Hello& from) {
@@ -56,20 +57,19 @@ StatusOr<Hello> from_proto(const pb::Hello& from) {
   to.num_experts = from.num_experts();
   to.max_positions = from.max_positions();
   to.vocab_size = from.vocab_size();
+  to.expert_bytes = from.expert_bytes();
   return to;
 }
 
 void to_proto(const Welcome& from, pb::Welcome* to) {
   to->set_scheduler_incarnation(from.scheduler.value);
   to->set_lease_ns(from.lease_ns);
-  to->set_cluster_secret_id(wire_text(from.cluster_secret_id, kMaxNameBytes));
 }
 
 StatusOr<Welcome> from_proto(const pb::Welcome& from) {
   RETURN_IF_ERROR(check_nonzero("welcome.scheduler_incarnation", from.scheduler_incarnation()));
   RETURN_IF_ERROR(check_duration("welcome.lease_ns", from.lease_ns(), kMaxDuration));
-  RETURN_IF_ERROR(check_text("welcome.cluster_secret_id", from.cluster_secret_id(), kMaxNameBytes));
-  return Welcome{Incarnation(from.scheduler_incarnation()), from.lease_ns(), from.cluster_secret_id()};
+  return Welcome{Incarnation(from.scheduler_incarnation()), from.lease_ns()};
 }
 
 void to_proto(const Refusal& from, pb::Refusal* to) {
@@ -154,6 +154,28 @@ StatusOr<PlacementTable> from_proto(const pb::Placement& from) {
   return to;
 }
 
+void to_proto(const ExpertLoad& from, pb::ExpertLoad* to) {
+  for (const ExpertLoad::Entry& entry : from.entries) {
+    to->add_index(entry.index);
+    to->add_count(entry.count);
+  }
+}
+
+StatusOr<ExpertLoad> from_proto(const pb::ExpertLoad& from) {
+  RETURN_IF_ERROR(check_count("expert_load.index", from.index_size(), kMaxLoadEntries));
+  RETURN_IF_ERROR(check_column("expert_load.count", from.count_size(), from.index_size()));
+  RETURN_IF_ERROR(check_all_at_most("expert_load.count", from.count(), kMaxLoadCount));
+  ExpertLoad to;
+  to.entries.reserve(static_cast<size_t>(from.index_size()));
+  for (int i = 0; i < from.index_size(); ++i) {
+    if (i > 0 && from.index(i) <= from.index(i - 1)) {
+      return invalid_field("expert_load.index", "expert_load.index does not ascend");
+    }
+    to.entries.push_back({from.index(i), from.count(i)});
+  }
+  return to;
+}
+
 void to_proto(const ToMember& from, pb::MemberDown* to) {
   if (const auto* welcome = std::get_if<Welcome>(&from)) {
     to_proto(*welcome, to->mutable_welcome());
@@ -163,6 +185,8 @@ void to_proto(const ToMember& from, pb::MemberDown* to) {
     to_proto(*plan, to->mutable_plan());
   } else if (const auto* placement = std::get_if<PlacementUpdate>(&from)) {
     to_proto(placement->table, to->mutable_placement());
+    to->mutable_placement()->set_urgent(placement->urgent);
+    to->mutable_placement()->set_release(placement->release);
   } else {
     to->mutable_drained();
   }
@@ -184,7 +208,8 @@ StatusOr<ToMember> from_proto(const pb::MemberDown& from) {
     }
     case pb::MemberDown::kPlacement: {
       ASSIGN_OR_RETURN(PlacementTable table, from_proto(from.placement()));
-      return ToMember(PlacementUpdate{std::move(table)});
+      return ToMember(
+          PlacementUpdate{std::move(table), from.placement().urgent(), from.placement().release()});
     }
     case pb::MemberDown::kDrained:
       return ToMember(Drained{});
@@ -199,8 +224,8 @@ void to_proto(const FromMember& from, pb::MemberUp* to) {
     to_proto(*hello, to->mutable_hello());
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&from)) {
     to->mutable_heartbeat()->set_epoch(heartbeat->epoch.value);
-    to->mutable_heartbeat()->set_queue_depth(heartbeat->queue_depth);
     if (heartbeat->loaded_permille) to->mutable_heartbeat()->set_loaded_permille(*heartbeat->loaded_permille);
+    to->mutable_heartbeat()->set_held_experts(heartbeat->held_experts);
   } else if (const auto* result = std::get_if<StepResult>(&from)) {
     to_proto(*result, to->mutable_step_result());
   } else if (const auto* ready = std::get_if<PlacementReady>(&from)) {
@@ -208,6 +233,8 @@ void to_proto(const FromMember& from, pb::MemberUp* to) {
   } else if (const auto* trouble = std::get_if<PeerTrouble>(&from)) {
     to->mutable_peer_trouble()->set_peer(trouble->peer.value);
     to->mutable_peer_trouble()->set_cause(wire_text(trouble->cause));
+  } else if (const auto* load = std::get_if<ExpertLoad>(&from)) {
+    to_proto(*load, to->mutable_expert_load());
   } else {
     to->mutable_leaving();
   }
@@ -222,7 +249,7 @@ StatusOr<FromMember> from_proto(const pb::MemberUp& from) {
     case pb::MemberUp::kHeartbeat: {
       const pb::Heartbeat& beat = from.heartbeat();
       RETURN_IF_ERROR(check_at_most("heartbeat.loaded_permille", beat.loaded_permille(), 1000));
-      Heartbeat heartbeat{Epoch(beat.epoch()), beat.queue_depth(), std::nullopt};
+      Heartbeat heartbeat{Epoch(beat.epoch()), std::nullopt, beat.held_experts()};
       if (beat.has_loaded_permille()) heartbeat.loaded_permille = beat.loaded_permille();
       return FromMember(heartbeat);
     }
@@ -239,6 +266,10 @@ StatusOr<FromMember> from_proto(const pb::MemberUp& from) {
       return FromMember(PeerTrouble{Incarnation(from.peer_trouble().peer()), from.peer_trouble().cause()});
     case pb::MemberUp::kLeaving:
       return FromMember(Leaving{});
+    case pb::MemberUp::kExpertLoad: {
+      ASSIGN_OR_RETURN(ExpertLoad load, from_proto(from.expert_load()));
+      return FromMember(std::move(load));
+    }
     case pb::MemberUp::WHAT_NOT_SET:
       break;
   }

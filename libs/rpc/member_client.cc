@@ -103,7 +103,7 @@ struct MemberClient::Impl {
     // One that still waits to be written renews the lease as well as another would.
     if (current->stream->queued() == 0) {
       pb::MemberUp message;
-      const Heartbeat beat = heartbeat ? heartbeat() : Heartbeat{Epoch(epoch.load()), queue_depth.load()};
+      const Heartbeat beat = heartbeat ? heartbeat() : Heartbeat{Epoch(epoch.load())};
       to_proto(FromMember(beat), &message);
       current->stream->write(std::move(message));
     }
@@ -180,7 +180,6 @@ struct MemberClient::Impl {
 
   std::atomic<bool> ever_welcomed{false};
   std::atomic<uint64_t> epoch{0};  // of the last heartbeat that the member sent itself
-  std::atomic<uint32_t> queue_depth{0};
 
   mutable std::mutex mutex;
   std::string reason;  // guarded by mutex
@@ -226,10 +225,7 @@ void MemberClient::start() {
 }
 
 void MemberClient::send(FromMember message) {
-  if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) {
-    impl_->epoch.store(heartbeat->epoch.value);
-    impl_->queue_depth.store(heartbeat->queue_depth);
-  }
+  if (const auto* heartbeat = std::get_if<Heartbeat>(&message)) impl_->epoch.store(heartbeat->epoch.value);
   const std::shared_ptr<Impl::Attempt>& up = impl_->side->up;
   if (up == nullptr) return;
   pb::MemberUp out;

@@ -138,6 +138,8 @@ struct SchedulerClient::Impl {
         open.on_reply(answer->id, answer->status, thread.loop().now());
         break;
       }
+      case pb::GatewayDown::kAdoptReply:
+        return invalid(invalid_argument("an answer to what was not asked"));
       case pb::GatewayDown::kTokens: {
         StatusOr<TokenEvent> event = from_proto(message.tokens());
         if (!event.ok()) return invalid(event.status());

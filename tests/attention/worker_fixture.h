@@ -36,7 +36,7 @@ class WorkerTest : public ::testing::Test {
     place(1, {kS1, kS2});
   }
   void welcome() {
-    worker->on_message(Welcome{Incarnation(9), kSecond, ""});
+    worker->on_message(Welcome{Incarnation(9), kSecond});
     next_step = 1;
   }
   void place(uint64_t epoch, const std::vector<Incarnation>& shards) {

@@ -27,7 +27,7 @@ class ShardTest : public ::testing::Test {
         std::make_unique<Shard>(executor, transport, model.spec, model.experts, kernels::Context{}, options);
     shard->set_link(&link);
     shard->start();
-    shard->on_message(Welcome{Incarnation(9), kSecond, ""});
+    shard->on_message(Welcome{Incarnation(9), kSecond});
     settle();
   }
   void settle() {

@@ -63,10 +63,10 @@ Engine::Engine(const BoundModel& model, Precision precision, kernels::Isa isa, u
   worker_->set_link(&link_);
   worker_->start();
   const PlacementTable table = even_placement(Epoch(1), model.spec.num_layers, model.spec.num_experts, ends);
-  worker_->on_message(Welcome{Incarnation(9), kSecond, ""});
+  worker_->on_message(Welcome{Incarnation(9), kSecond});
   worker_->on_message(PlacementUpdate{table});
   for (Node& node : shards_) {
-    node.shard->on_message(Welcome{Incarnation(9), kSecond, ""});
+    node.shard->on_message(Welcome{Incarnation(9), kSecond});
     node.shard->on_message(PlacementUpdate{table});
   }
   world_.run_until(world_.now() + kSecond);

@@ -150,7 +150,7 @@ class Cluster {
       CONCLAVE_CHECK(created.ok());
       member->worker = std::move(*created);
       core = member->worker.get();
-      beat = [w = member->worker.get()] { return Heartbeat{w->epoch(), w->queue_depth()}; };
+      beat = [w = member->worker.get()] { return w->heartbeat(); };
     } else {
       ShardOptions shard;
       shard.name = name;
@@ -159,7 +159,7 @@ class Cluster {
       member->shard = std::make_unique<Shard>(*member->executor, *member->transport, model_.spec,
                                               model_.experts, kernels::Context{}, shard);
       core = member->shard.get();
-      beat = [s = member->shard.get()] { return Heartbeat{s->epoch(), s->queue_depth()}; };
+      beat = [s = member->shard.get()] { return s->heartbeat(); };
     }
     member->handler = trace_handler(*core, name, trace_);
     member->line = std::make_unique<scheduler::SimLink>(world_, place_, *member->executor, *member->handler,

@@ -77,6 +77,7 @@ class Maker {
     h.model_fingerprint = text();
     h.threads = u(100);
     h.capacity_bytes = r.next();
+    h.expert_bytes = r.next();
     h.kv_blocks = u(1000000);
     h.max_batch_tokens = u(4096);
     for (uint32_t n = u(50); n > 0; --n) h.transport_address += static_cast<char>(u(256));  // any bytes
@@ -138,6 +139,12 @@ class Maker {
       }
     }
     return t;
+  }
+  ExpertLoad load() {
+    ExpertLoad l;
+    for (uint32_t index = u(5); index < 60; index += 1 + u(20))
+      l.entries.push_back({index, r.below(1ull << 40)});
+    return l;
   }
   AcceptedRequest accepted() {
     AcceptedRequest a;
@@ -201,6 +208,7 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     const Hello hello2 = round_trip<pb::Hello>(hello);
     EXPECT_EQ(hello2.transport_address, hello.transport_address);
     EXPECT_EQ(hello2.capacity_bytes, hello.capacity_bytes);
+    EXPECT_EQ(hello2.expert_bytes, hello.expert_bytes);
     EXPECT_EQ(hello2.role, hello.role);
     EXPECT_EQ(hello2.vocab_size, hello.vocab_size);
 
@@ -279,19 +287,31 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     const FleetInfo fleet2 = round_trip<pb::FleetInfo>(fleet);
     EXPECT_EQ(fleet2.loaded_permille, fleet.loaded_permille);
     EXPECT_EQ(fleet2.shard_set, fleet.shard_set);
-    const Heartbeat beat{Epoch(make.u(9)), 3,
-                         make.r.chance(0.5) ? std::optional(make.u(1001)) : std::nullopt};
-    EXPECT_EQ(std::get<Heartbeat>(round_trip<pb::MemberUp>(FromMember(beat))).loaded_permille,
-              beat.loaded_permille);
-    round_trip<pb::Welcome>(
-        Welcome{Incarnation(make.r.next() | 1), static_cast<Nanos>(make.u(1000)), make.text()});
+    const Heartbeat beat{Epoch(make.u(9)), make.r.chance(0.5) ? std::optional(make.u(1001)) : std::nullopt,
+                         make.u(500)};
+    const auto beat2 = std::get<Heartbeat>(round_trip<pb::MemberUp>(FromMember(beat)));
+    EXPECT_EQ(beat2.loaded_permille, beat.loaded_permille);
+    EXPECT_EQ(beat2.held_experts, beat.held_experts);
+    EXPECT_EQ(beat2.epoch, beat.epoch);
+    const PlacementUpdate update{table, make.r.chance(0.5), make.r.chance(0.5)};
+    const auto update2 = std::get<PlacementUpdate>(round_trip<pb::MemberDown>(ToMember(update)));
+    EXPECT_EQ(update2.urgent, update.urgent);
+    EXPECT_EQ(update2.release, update.release);
+    const ExpertLoad load = make.load();
+    const auto load2 = std::get<ExpertLoad>(round_trip<pb::MemberUp>(FromMember(load)));
+    ASSERT_EQ(load2.entries.size(), load.entries.size());
+    for (size_t i = 0; i < load.entries.size(); ++i) {
+      EXPECT_EQ(load2.entries[i].index, load.entries[i].index);
+      EXPECT_EQ(load2.entries[i].count, load.entries[i].count);
+    }
+    round_trip<pb::Welcome>(Welcome{Incarnation(make.r.next() | 1), static_cast<Nanos>(make.u(1000))});
     for (const ToMember& down : {ToMember(plan), ToMember(PlacementUpdate{table}), ToMember(Drained{}),
                                  ToMember(Refusal{StatusCode::kFailedPrecondition, make.text()}),
-                                 ToMember(Welcome{Incarnation(1), 1, ""})}) {
+                                 ToMember(Welcome{Incarnation(1), 1})}) {
       EXPECT_EQ(round_trip<pb::MemberDown>(down).index(), down.index());
     }
     for (const FromMember& up :
-         {FromMember(hello), FromMember(result), FromMember(Heartbeat{Epoch(make.u(9)), 3}),
+         {FromMember(hello), FromMember(result), FromMember(Heartbeat{Epoch(make.u(9))}), FromMember(load),
           FromMember(PlacementReady{Epoch(4)}), FromMember(PeerTrouble{Incarnation(5), "x"}),
           FromMember(Leaving{})}) {
       EXPECT_EQ(round_trip<pb::MemberUp>(up).index(), up.index());
@@ -382,6 +402,18 @@ TEST(ConvertTest, InvalidHellosAreRefused) {
       hello, [](auto& m) { m.set_num_layers(5000); }, "hello.num_layers");
   refuses<pb::Hello>(
       hello, [](auto& m) { m.set_transport_address(std::string(70000, 'x')); }, "transport_address");
+}
+
+TEST(ConvertTest, InvalidLoadReportsAreRefused) {
+  pb::ExpertLoad valid;
+  to_proto(ExpertLoad{{{3, 1}, {5, 2}}}, &valid);
+  using L = pb::ExpertLoad;
+  refuses<L>(
+      valid, [](L& m) { m.add_index(9); }, "expert_load.count");
+  refuses<L>(
+      valid, [](L& m) { m.set_index(1, 3); }, "expert_load.index");
+  refuses<L>(
+      valid, [](L& m) { m.set_count(0, ~0ull); }, "expert_load.count");
 }
 
 TEST(ConvertTest, InvalidPlansAreRefused) {

@@ -147,7 +147,7 @@ TEST(SessionWireTest, PlansAreTheBytesThatProtobufWrites) {
 }
 
 TEST(SessionWireTest, OtherMessagesToAMemberAreTheBytesThatProtobufWrites) {
-  for (const ToMember& message : {ToMember(Welcome{Incarnation(7), 5, "id"}), ToMember(Drained{}),
+  for (const ToMember& message : {ToMember(Welcome{Incarnation(7), 5}), ToMember(Drained{}),
                                   ToMember(Refusal{StatusCode::kFailedPrecondition, "no"}),
                                   ToMember(PlacementUpdate{PlacementTable(Epoch(1), 0, 0, {})})}) {
     pb::MemberDown expected;
@@ -163,8 +163,8 @@ TEST(SessionWireTest, ResultsAreReadAsProtobufReadsThem) {
     ASSERT_TRUE(expect_same(text(Maker(seed).result()))) << seed;
   }
   for (const FromMember& message :
-       {FromMember(Heartbeat{Epoch(4), 3, 7}), FromMember(PlacementReady{Epoch(4)}), FromMember(Leaving{}),
-        FromMember(PeerTrouble{Incarnation(5), "x"})}) {
+       {FromMember(Heartbeat{Epoch(4), 7, 3}), FromMember(PlacementReady{Epoch(4)}), FromMember(Leaving{}),
+        FromMember(PeerTrouble{Incarnation(5), "x"}), FromMember(ExpertLoad{{{2, 7}, {9, 1}}})}) {
     EXPECT_TRUE(expect_same(text(message)));
   }
 }

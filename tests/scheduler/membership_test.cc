@@ -207,7 +207,7 @@ TEST(Fleet, GatewaysHearHowMuchOfTheWeightsIsRead) {
   EXPECT_EQ(fleet.loaded_permille, 0u);
   EXPECT_EQ(fleet.shard_set, 0u);
   const auto beat = [&](SessionId session, std::optional<uint32_t> loaded) {
-    h.event(MemberMessage{session, Heartbeat{Epoch(), 0, loaded}});
+    h.event(MemberMessage{session, Heartbeat{Epoch(), loaded}});
   };
   const SessionId worker = h.join_worker(101);
   beat(worker, 500);

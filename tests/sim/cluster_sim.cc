@@ -159,7 +159,7 @@ void ClusterSim::start(Process& process) {
     process.worker = std::move(*created);
     process.worker->set_on_refused(on_refused);
     handler = process.worker.get();
-    beat = [w = process.worker.get()] { return Heartbeat{w->epoch(), w->queue_depth()}; };
+    beat = [w = process.worker.get()] { return w->heartbeat(); };
   } else {
     ShardOptions options;
     options.name = process.name;
@@ -169,7 +169,7 @@ void ClusterSim::start(Process& process) {
                                             kernels::Context{}, options);
     process.shard->set_on_refused(on_refused);
     handler = process.shard.get();
-    beat = [s = process.shard.get()] { return Heartbeat{s->epoch(), s->queue_depth()}; };
+    beat = [s = process.shard.get()] { return s->heartbeat(); };
   }
   process.link = std::make_unique<SimLink>(world_, place_, *process.executor, *handler, std::move(beat));
   if (worker) {

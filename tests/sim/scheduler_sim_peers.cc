@@ -85,7 +85,7 @@ void SchedulerSim::crash(Node& node) {
 
 void SchedulerSim::heartbeat(Node& node, uint64_t life) {
   if (life != node.life || !node.session) return;
-  send_up(node, Heartbeat{node.epoch, 0});
+  send_up(node, Heartbeat{node.epoch});
   node_later(node, kBeat, [this, &node, life] { heartbeat(node, life); });
 }
 
