@@ -20,7 +20,7 @@ constexpr uint64_t kMoreBytes = 8u << 20;
 constexpr size_t kSpareShard = 3;  // joins where a change is wanted; the shape has those before it
 // Few enough that the rest goes on: each costs its dispatch a deadline.
 constexpr char kCorruption[] = "CONCLAVE_TEST_FAULTS=corrupt_in=0.002,seed=";
-constexpr double kCorrupted = 3;  // messages, at least
+constexpr double kCorrupted = 1;  // messages, at least
 
 bool of_two(FaultRole role) {
   return role == FaultRole::kShardWithReplica || role == FaultRole::kWorkerOfTwo;
