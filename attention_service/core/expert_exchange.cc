@@ -34,6 +34,7 @@ void ExpertExchange::begin(uint32_t index, uint32_t layer, uint32_t tokens, uint
   CONCLAVE_CHECK(!lane.active && lane.flights.empty());
   CONCLAVE_CHECK(ids.size() == static_cast<size_t>(tokens) * top_k);
   lane.active = true;
+  lane.round = ++rounds_;
   lane.layer = layer;
   lane.tokens = tokens;
   lane.top_k = top_k;
@@ -138,6 +139,7 @@ Status ExpertExchange::send_work(uint32_t index, const ShardWork& work) {
     flight.shard = shard;
     flight.sent = executor_.now();
     flight.pairs.assign(work.pairs.begin() + first, work.pairs.begin() + last);
+    flight.round = lane.round;
     row = end;
 
     // A peer with a queue is out of credits; order does not matter, but fairness does.
@@ -249,7 +251,7 @@ void ExpertExchange::on_combine(Incarnation peer, const CombineBatch& batch) {
   uint64_t accepted = 0;
   for (size_t i = 0; i < batch.items.size(); ++i) {
     const DispatchPair pair = flight.pairs[batch.items[i]];
-    if (lane.tracker.accept(pair.token, pair.slot, batch.outputs->data() + i * row_bytes)) ++accepted;
+    if (take(flight, pair, batch.outputs->data() + i * row_bytes)) ++accepted;
   }
   metrics_.accepted_items += accepted;
   metrics_.duplicate_items += batch.items.size() - accepted;
@@ -268,9 +270,24 @@ void ExpertExchange::on_combine(Incarnation peer, const CombineBatch& batch) {
   complete_if_done(index);
 }
 
+bool ExpertExchange::take(const Flight& flight, DispatchPair pair, const std::byte* row) {
+  Lane& lane = lanes_[flight.lane];
+  if (options_.faults.accept_late && pair.token >= lane.tokens) return false;
+  bool taken = lane.tracker.accept(pair.token, pair.slot, row);
+  if (!taken && options_.faults.count_twice) {
+    for (uint32_t at = 0; at < lane.tokens * lane.top_k && !taken; ++at)
+      taken = lane.tracker.accept(at / lane.top_k, at % lane.top_k, row);
+  }
+  if (taken && options_.taken_observer) {
+    options_.taken_observer({lane.round, flight.round, pair.token, pair.slot, flight.shard});
+  }
+  return taken;
+}
+
 void ExpertExchange::hold(uint32_t index, std::span<const DispatchPair> pairs) {
   if (pairs.empty()) return;
   ++metrics_.holds;
+  if (options_.faults.lose_hold) return;
   Lane& lane = lanes_[index];
   lane.held.insert(lane.held.end(), pairs.begin(), pairs.end());
 }
@@ -326,7 +343,7 @@ void ExpertExchange::forget_flights(uint32_t index) {
       }
       retire(it->second, FlightState::kSuperseded);
     }
-    flights_.erase(it);
+    if (!options_.faults.accept_late) flights_.erase(it);
   }
   lane.flights.clear();
   if (lane.retry) executor_.cancel(lane.retry);

@@ -78,9 +78,11 @@ class ExpertExchange {
     TimePoint sent = 0;
     TimerId deadline;
     std::vector<DispatchPair> pairs;  // entry i of the dispatch's expert_ids
+    uint64_t round = 0;               // of its lane when it was sent
   };
   struct Lane {
     bool active = false;
+    uint64_t round = 0;  // which begin() of the exchange it is in
     uint32_t layer = 0;
     uint32_t tokens = 0;
     uint32_t top_k = 0;
@@ -113,6 +115,8 @@ class ExpertExchange {
   RowBuffer gather(const Lane& lane, std::span<const uint32_t> tokens);
   void on_deadline(uint64_t seq);
   void on_combine(Incarnation peer, const CombineBatch& batch);
+  // False: the slot has its output.
+  bool take(const Flight& flight, DispatchPair pair, const std::byte* row);
   Status check_combine(Incarnation peer, const CombineBatch& batch, const Flight& flight) const;
   std::vector<DispatchPair> open_pairs(const Flight& flight) const;
   void hold(uint32_t lane, std::span<const DispatchPair> pairs);
@@ -150,6 +154,7 @@ class ExpertExchange {
   std::unordered_map<uint64_t, Flight> flights_;
   std::unordered_map<Incarnation, Peer> peers_;
   uint64_t next_seq_ = 1;
+  uint64_t rounds_ = 0;
   RowPool pool_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // timers hold it weakly
 };

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "attention_service/core/exchange_faults.h"
 #include "libs/base/clock.h"
 #include "libs/base/ids.h"
 #include "libs/model/numerics.h"
@@ -31,6 +32,10 @@ struct ExchangeOptions {
   // Bounds of one dispatch message; larger ones are sent in parts.
   uint32_t max_dispatch_rows = 4096;
   uint32_t max_dispatch_items = 32768;
+
+  // For tests (exchange_faults.h).
+  ExchangeFaults faults;
+  std::function<void(const TakenRow&)> taken_observer;
 };
 
 struct WorkerOptions {

@@ -1,9 +1,9 @@
 #include "tests/sim/cluster_sim.h"
 
-#include <map>
 #include <utility>
 
 #include "libs/base/check.h"
+#include "tests/sim/cluster_sim_entities.h"
 
 namespace conclave::scheduler {
 namespace {
@@ -15,20 +15,6 @@ SimWorld::Options world_options() {
 }
 
 }  // namespace
-
-struct ClusterSim::Process {
-  Role role = Role::kAttention;
-  std::string name;
-  SimExecutor* executor = nullptr;  // of the present life
-  Incarnation incarnation;
-  FaultTransport* faults = nullptr;  // owned by transport, where there is one
-  std::unique_ptr<ExpertTransport> transport;
-  std::unique_ptr<Worker> worker;
-  std::unique_ptr<Shard> shard;
-  std::unique_ptr<SimLink> link;
-
-  bool running() const { return link != nullptr; }
-};
 
 const testing::RandomModel& sim_model() {
   static const testing::RandomModel model(WeightDtype::kBf16, 11,
@@ -50,173 +36,98 @@ ClusterSim::ClusterSim(const ClusterConfig& config)
     : config_(config),
       world_(config.seed, world_options()),
       supervisor_(world_.add_process("supervisor")),
-      router_(world_.add_process("router")),
       hub_(std::make_shared<LoopbackHub>()) {
-  hub_->set_delay_model([this](Incarnation, Incarnation, uint64_t bytes) -> std::optional<Nanos> {
-    // The news that a connection was closed is the kernel's, and is not lost.
-    if (bytes > 0 && config_.network_loss > 0 && world_.random().chance(config_.network_loss))
-      return std::nullopt;
-    return static_cast<Nanos>(10 * kMicrosecond + static_cast<Nanos>(world_.random().below(kMillisecond)));
-  });
+  hub_->set_delay_model(
+      [this](Incarnation from, Incarnation to, uint64_t bytes) { return data_delay(from, to, bytes); });
+  place_.on_closed = [this](Incarnation member) { dead_.insert(member); };
   start_scheduler();
-  gateway_ = std::make_unique<SimGateway>(world_, place_, router_);
-  for (uint32_t i = 0; i < config_.workers; ++i) {
-    processes_.emplace_back().name = "attention-" + std::to_string(i);
-  }
-  for (uint32_t i = 0; i < config_.shards; ++i) {
-    Process& process = processes_.emplace_back();
-    process.role = Role::kExpert;
-    process.name = "expert-" + std::to_string(i);
-  }
-  for (Process& process : processes_) start(process);
+  for (uint32_t i = 0; i < config_.routers; ++i) start_router(routers_.emplace_back(), {});
+  for (uint32_t i = 0; i < config_.workers; ++i) start(add(Role::kAttention));
+  for (uint32_t i = 0; i < config_.shards; ++i) start(add(Role::kExpert));
   world_.set_after_step([this] { check(); });
 }
 
 ClusterSim::~ClusterSim() {
   world_.set_after_step(nullptr);
   for (Process& process : processes_) stop(process);
-  gateway_.reset();
+  for (Router& router : routers_) router.gateway.reset();
   world_.kill(supervisor_);
-  world_.kill(router_);
+  for (Router& router : routers_) world_.kill(*router.process);
   world_.kill(*place_.process);
   loop_.reset();
 }
 
-void ClusterSim::start_scheduler() {
-  ++scheduler_life_;
-  SchedulerOptions options = config_.scheduler;
-  options.incarnation = Incarnation(next_incarnation_++);
-  place_.process = &world_.add_process("scheduler");
-  loop_ = std::make_unique<SchedulerLoop>(options, *place_.process);
-  place_.loop = loop_.get();
-}
-
-void ClusterSim::kill_scheduler() {
-  if (!loop_) return;
-  const SchedulerMetrics metrics = loop_->metrics();
-  past_replayed_ += metrics.sequences_replayed;
-  past_lost_ += metrics.members_lost;
-  world_.kill(*place_.process);
-  place_.loop = nullptr;
-  loop_.reset();
-  for (Process& process : processes_) {
-    if (process.running()) process.link->reset();
+std::optional<Nanos> ClusterSim::data_delay(Incarnation from, Incarnation to, uint64_t bytes) {
+  const auto a = by_incarnation_.find(from);
+  const auto b = by_incarnation_.find(to);
+  const TimePoint now = world_.now();
+  for (const Cut& parted : cuts_) {
+    if (now >= parted.until || a == by_incarnation_.end() || b == by_incarnation_.end()) continue;
+    if (parted.a == a->second && parted.b == b->second) return std::nullopt;
+    if (parted.a == b->second && parted.b == a->second) return std::nullopt;
   }
-  gateway_->reset();
-  supervisor_.post_at(world_.now() + config_.restart_after, [this] {
-    ++restarts_;
-    start_scheduler();
-  });
-}
-
-// A connection reset, as the scheduler of the time sees it.
-void ClusterSim::tell_lost(SessionId session, Nanos delay) {
-  if (!session) return;
-  supervisor_.post_at(world_.now() + delay, [this, session, life = scheduler_life_] {
-    if (loop_ && life == scheduler_life_) loop_->member_closed(session, unavailable("connection reset"));
-  });
-}
-
-void ClusterSim::start(Process& process) {
-  if (process.running()) return;
-  process.executor = &world_.add_process(process.name);
-  process.incarnation = Incarnation(next_incarnation_++);
-  const bool worker = process.role == Role::kAttention;
-
-  TransportOptions transport;
-  transport.self = process.incarnation;
-  transport.secret = "simulation";
-  transport.fleet = "simulation";
-  transport.connect_deadline = 200 * kMillisecond;
-  transport.keepalive_interval = 100 * kMillisecond;
-  transport.keepalive_timeout = 1 * kSecond;
-  transport.random = [this] { return world_.random().next(); };
-  process.transport = std::make_unique<LoopbackTransport>(hub_, *process.executor, transport);
-  if (worker) {
-    auto faults = std::make_unique<FaultTransport>(std::move(process.transport), *process.executor,
-                                                   world_.random().next(), config_.worker_faults);
-    process.faults = faults.get();
-    process.transport = std::move(faults);
+  // The news that a connection was closed is the kernel's, and is not lost.
+  if (bytes > 0 && !healed_ && config_.network_loss > 0 && world_.random().chance(config_.network_loss))
+    return std::nullopt;
+  Nanos delay =
+      static_cast<Nanos>(10 * kMicrosecond + static_cast<Nanos>(world_.random().below(kMillisecond)));
+  for (const auto& side : {a, b}) {
+    if (side != by_incarnation_.end() && now < side->second->slow_until) delay += side->second->slow_by;
   }
-
-  const testing::RandomModel& model = sim_model();
-  MemberHandler* handler = nullptr;
-  SimLink::Beat beat;
-  const auto on_refused = [this, &process](const Refusal&) { restart_later(process); };
-  if (worker) {
-    WorkerOptions options;
-    options.name = process.name;
-    options.numerics_id = "sim";
-    options.model_fingerprint = "random";
-    options.kv_blocks = config_.kv_blocks;
-    options.max_batch_tokens = 64;
-    options.micro_batch_min_rows = 2;  // small batches, and still two in flight
-    options.exchange.deadline_floor = 50 * kMillisecond;
-    options.exchange.trouble_interval = 100 * kMillisecond;
-    auto created = Worker::create(*process.executor, *process.transport, model.spec, model.dense,
-                                  kernels::Context{}, options);
-    CONCLAVE_CHECK(created.ok());
-    process.worker = std::move(*created);
-    process.worker->set_on_refused(on_refused);
-    handler = process.worker.get();
-    beat = [w = process.worker.get()] { return w->heartbeat(); };
-  } else {
-    ShardOptions options;
-    options.name = process.name;
-    options.numerics_id = "sim";
-    options.model_fingerprint = "random";
-    process.shard = std::make_unique<Shard>(*process.executor, *process.transport, model.spec, model.experts,
-                                            kernels::Context{}, options);
-    process.shard->set_on_refused(on_refused);
-    handler = process.shard.get();
-    beat = [s = process.shard.get()] { return s->heartbeat(); };
-  }
-  process.link = std::make_unique<SimLink>(world_, place_, *process.executor, *handler, std::move(beat));
-  if (worker) {
-    process.worker->set_link(process.link.get());
-    process.worker->start();
-  } else {
-    process.shard->set_link(process.link.get());
-    process.shard->start();
-  }
+  return delay;
 }
 
-void ClusterSim::stop(Process& process) {
-  if (!process.running()) return;
-  world_.kill(*process.executor);
-  if (process.worker) past_retried_ += process.worker->metrics().exchange.retried_items;
-  if (process.faults != nullptr) past_injected_ += process.faults->counts().total();
-  process.faults = nullptr;
-  process.worker.reset();
-  process.shard.reset();
-  process.link.reset();
-  process.transport.reset();
+Stream& ClusterSim::submit(AcceptedRequest request) {
+  Router& router = routers_[request.id.lo % routers_.size()];
+  if (router.gateway) return router.gateway->submit(std::move(request));
+  Stream& stream = router.waiting[request.id];  // its client tries again
+  stream.request = std::move(request);
+  stream.choices.resize(stream.request.choices);
+  return stream;
 }
 
-void ClusterSim::restart_later(Process& process) {
-  // From the supervisor's own task: the process may be the one that runs now.
-  supervisor_.post([this, &process, executor = process.executor] {
-    if (process.executor != executor || !process.running()) return;
-    const SessionId session = process.link->session();
-    stop(process);
-    tell_lost(session, 0);
-    supervisor_.post_at(world_.now() + config_.restart_after, [this, &process] {
-      ++restarts_;
-      start(process);
-    });
-  });
+void ClusterSim::cancel(Stream& stream) {
+  stream.cancelled = true;
+  Router& router = routers_[stream.request.id.lo % routers_.size()];
+  if (router.gateway) router.gateway->cancel(stream);
 }
 
-void ClusterSim::kill(const std::string& name, bool silent) {
+void ClusterSim::cancel_choice(Stream& stream, uint32_t choice) {
+  stream.choices[choice].cancelled = true;
+  Router& router = routers_[stream.request.id.lo % routers_.size()];
+  if (router.gateway) router.gateway->cancel_choice(stream, choice);
+}
+
+void ClusterSim::slow(const std::string& name, Nanos by, Nanos time) {
   Process& process = find(name);
-  if (!process.running()) return;
-  const SessionId session = process.link->session();
-  stop(process);
-  if (!silent) tell_lost(session, kMillisecond);
-  supervisor_.post_at(world_.now() + config_.restart_after, [this, &process] {
-    ++restarts_;
-    start(process);
-  });
+  process.slow_by = by;
+  process.slow_until = world_.now() + time;
+}
+
+void ClusterSim::cut(const std::string& a, const std::string& b, Nanos time) {
+  cuts_.push_back({&find(a), &find(b), world_.now() + time});
+}
+
+void ClusterSim::cut_off(const std::string& name, Nanos time) {
+  Process& process = find(name);
+  if (process.running()) process.link->block(world_.now() + time);
+}
+
+void ClusterSim::heal() {
+  healed_ = true;
+  cuts_.clear();
+  for (Process& process : processes_) {
+    process.slow_until = 0;
+    if (process.faults != nullptr) process.faults->set_plan({});
+  }
+}
+
+std::vector<std::string> ClusterSim::names(Role role) const {
+  std::vector<std::string> result;
+  for (const Process& process : processes_) {
+    if (process.role == role && !process.leaving) result.push_back(process.name);
+  }
+  return result;
 }
 
 void ClusterSim::pause(const std::string& name, Nanos time) {
@@ -242,18 +153,68 @@ const ClusterSim::Process& ClusterSim::find(const std::string& name) const {
   std::abort();
 }
 
-void ClusterSim::check() {
-  if (!violation_.empty()) return;
-  const auto violate = [&](const std::string& what) {
-    violation_ = "seed " + std::to_string(config_.seed) +
-                 ", t=" + std::to_string(world_.now() / kMillisecond) + " ms: " + what;
-  };
-  for (const auto& [id, stream] : gateway_->streams()) {
-    if (!stream.fault.empty()) violate("request " + std::to_string(id.lo) + ": " + stream.fault);
+void ClusterSim::learn_dead(Process& worker, const PlacementTable& table) {
+  for (const Incarnation shard : dead_) {
+    if (table.find_shard(shard) < 0) worker.told_dead.insert(shard);
   }
-  if (!loop_) return;
+}
+
+void ClusterSim::take(Process& worker, const TakenRow& row) {
+  const std::string what = "token " + std::to_string(row.token) + ", slot " + std::to_string(row.slot) +
+                           ", computed by incarnation " + std::to_string(row.shard.value);
+  if (worker.told_dead.contains(row.shard)) violate(what + ", was combined though that is fenced");
+  if (row.round != row.sent_in) violate(what + ", is late and was combined");
+  if (!worker.taken.insert((row.round << 20) | (static_cast<uint64_t>(row.token) << 8) | row.slot).second) {
+    violate(what + ", was counted twice");
+  }
+}
+
+void ClusterSim::violate(const std::string& what) {
+  if (!violation_.empty()) return;
+  violation_ = "seed " + std::to_string(config_.seed) + ", t=" + std::to_string(world_.now() / kMillisecond) +
+               " ms: " + what;
+}
+
+void ClusterSim::check() {
+  for (const Router& router : routers_) {
+    if (router.gateway && !router.gateway->fault().empty()) violate(router.gateway->fault());
+  }
+  if (!loop_ || ++events_ % config_.audit_every != 0) return;
   if (const Status audit = loop_->audit(); !audit.ok()) violate(message_of(audit));
   if (loop_->metrics().protocol_violations != 0) violate("a worker broke the protocol");
+}
+
+std::string ClusterSim::pending() const {
+  if (!loop_) return "there is no scheduler";
+  if (!loop_->fleet().ready) return "the fleet is not ready: " + loop_->fleet().not_ready;
+  const SchedulerMetrics metrics = loop_->metrics();
+  if (metrics.requests_running + metrics.requests_waiting > 0) return "requests run or wait";
+  if (metrics.kv_blocks_used > 0) return std::to_string(metrics.kv_blocks_used) + " pages are in use";
+  if (metrics.kv_blocks_reserved > 0)
+    return std::to_string(metrics.kv_blocks_reserved) + " pages are promised";
+  uint64_t workers = 0, shards = 0;
+  for (const Process& process : processes_) {
+    if (process.gone) continue;
+    if (process.leaving) return process.name + " has not left";
+    if (!process.running() || !up(process.name)) return process.name + " is not back";
+    ++(process.worker ? workers : shards);
+    if (process.worker && process.worker->metrics().sequences > 0) return process.name + " keeps sequences";
+    if (process.worker && process.worker->metrics().queued_plans > 0) return process.name + " has plans";
+    if (process.shard && process.shard->metrics().queued_items > 0) return process.name + " has rows";
+  }
+  if (metrics.workers != workers) return "the scheduler knows another number of workers";
+  if (metrics.shards != shards) return "the scheduler knows another number of shards";
+  return "";
+}
+
+std::string ClusterSim::run_idle(Nanos limit) {
+  const TimePoint until = world_.now() + limit;
+  std::string what = pending();
+  while (!what.empty() && world_.now() < until && violation_.empty()) {
+    run_for(100 * kMillisecond);
+    what = pending();
+  }
+  return violation_.empty() ? what : violation_;
 }
 
 bool ClusterSim::run_ready() {
@@ -264,14 +225,18 @@ bool ClusterSim::run_ready() {
 
 size_t ClusterSim::open_streams() const {
   size_t open = 0;
-  for (const auto& [id, stream] : gateway_->streams()) open += stream.ended() ? 0 : 1;
+  for (const Router& router : routers_) {
+    for (const auto& [id, stream] : streams(router)) open += stream.ended() ? 0 : 1;
+  }
   return open;
 }
 
 size_t ClusterSim::tokens_delivered() const {
   size_t tokens = 0;
-  for (const auto& [id, stream] : gateway_->streams()) {
-    for (const Stream::Choice& choice : stream.choices) tokens += choice.tokens.size();
+  for (const Router& router : routers_) {
+    for (const auto& [id, stream] : streams(router)) {
+      for (const Stream::Choice& choice : stream.choices) tokens += choice.tokens.size();
+    }
   }
   return tokens;
 }
@@ -282,10 +247,16 @@ bool ClusterSim::run_streams(Nanos limit) {
          violation_.empty();
 }
 
-uint64_t ClusterSim::retried_items() const {
-  uint64_t sum = past_retried_;
+uint64_t ClusterSim::resubmitted() const {
+  uint64_t sum = past_resubmitted_;
+  for (const Router& router : routers_) sum += router.gateway ? router.gateway->resubmitted() : 0;
+  return sum;
+}
+
+ExchangeMetrics ClusterSim::exchange_metrics() const {
+  ExchangeMetrics sum = past_exchange_;
   for (const Process& process : processes_) {
-    if (process.worker) sum += process.worker->metrics().exchange.retried_items;
+    if (process.worker) accumulate(sum, process.worker->metrics().exchange);
   }
   return sum;
 }

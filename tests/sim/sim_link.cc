@@ -8,12 +8,13 @@ namespace {
 constexpr Nanos kMaxDelay = kMillisecond;
 constexpr Nanos kBeat = 100 * kMillisecond;
 constexpr Nanos kReconnect = 50 * kMillisecond;
+constexpr Nanos kTryAgain = 100 * kMillisecond;
 }  // namespace
 
 void SimPipe::carry(SimExecutor& sender, std::function<void()> deliver) {
   queue_.push_back(std::move(deliver));
   const Nanos delay = static_cast<Nanos>(world_.random().below(kMaxDelay) + 1);
-  sender.post_at(world_.now() + delay, [self = shared_from_this()] {
+  sender.post_at(std::max(world_.now(), blocked_until_) + delay, [self = shared_from_this()] {
     if (self->queue_.empty()) return;
     const std::function<void()> front = std::move(self->queue_.front());
     self->queue_.pop_front();
@@ -59,6 +60,7 @@ struct SimLink::State : std::enable_shared_from_this<State> {
   SimExecutor& member;
   MemberHandler& handler;
   const Beat beat;
+  const Incarnation incarnation = handler.hello().incarnation;
   bool alive = true;
   uint64_t connections = 0;
   SessionId session;
@@ -76,6 +78,7 @@ class SimLink::Session : public MemberSession {
     });
   }
   void close(const Status& cause) override {
+    if (state_->alive && state_->place.on_closed) state_->place.on_closed(state_->incarnation);
     post([connection = connection_, cause](State& s) { s.on_close(connection, cause); });
   }
 
@@ -117,6 +120,11 @@ void SimLink::send(FromMember message) { state_->send_up(std::move(message)); }
 
 SessionId SimLink::session() const { return state_->session; }
 
+void SimLink::block(TimePoint until) {
+  state_->up->block(until);
+  state_->down->block(until);
+}
+
 void SimLink::reset() {
   state_->down->clear();
   state_->member.post([state = state_, connection = state_->connections] {
@@ -128,7 +136,8 @@ void SimLink::reset() {
 // -----------------------------------------------------------------------------------------------------
 
 struct SimGateway::State : std::enable_shared_from_this<State> {
-  State(SimWorld& w, SchedulerPlace& p, SimExecutor& e) : world(w), place(p), process(e) {}
+  State(SimWorld& w, SchedulerPlace& p, SimExecutor& e, Streams known)
+      : world(w), place(p), process(e), streams(std::move(known)) {}
 
   void connect();
   void send_up(std::function<void(SchedulerLoop&, SessionId)> act) {
@@ -155,12 +164,23 @@ struct SimGateway::State : std::enable_shared_from_this<State> {
   void send_cancel(RequestId id, std::optional<uint32_t> choice) {
     send_up([id, choice](SchedulerLoop& loop, SessionId s) { loop.on_gateway_cancel(s, id, choice); });
   }
+  void fail(Stream& stream, const std::string& what) {
+    if (stream.fault.empty()) stream.fault = what;
+    if (fault.empty()) fault = "request " + std::to_string(stream.request.id.lo) + ": " + what;
+  }
   void on_reply(RequestId id, const Status& status) {
     Stream& stream = streams.at(id);
     if (status.ok()) {
       stream.accepted = true;
+    } else if (!stream.accepted && (status.code() == StatusCode::kUnavailable ||
+                                    status.code() == StatusCode::kResourceExhausted)) {
+      // Its client tries again.
+      process.post_at(world.now() + kTryAgain, [self = shared_from_this(), id] {
+        const auto it = self->streams.find(id);
+        if (self->alive && it != self->streams.end() && !it->second.accepted) self->send_submit(it->second);
+      });
     } else {
-      stream.fault = "refused: " + message_of(status);
+      fail(stream, "refused: " + message_of(status));
     }
   }
   void on_tokens(const TokenEvent& event);
@@ -176,7 +196,8 @@ struct SimGateway::State : std::enable_shared_from_this<State> {
   bool alive = true;
   uint64_t connections = 0;
   SessionId session;
-  std::map<RequestId, Stream> streams;
+  Streams streams;
+  std::string fault;
   uint64_t resubmitted = 0;
   std::shared_ptr<SimPipe> up = std::make_shared<SimPipe>(world);
   std::shared_ptr<SimPipe> down = std::make_shared<SimPipe>(world);
@@ -225,7 +246,7 @@ void SimGateway::State::connect() {
       place.loop->gateway_connected(std::make_shared<Session>(shared_from_this(), ++connections), hello);
   for (const auto& [id, stream] : streams) {
     if (stream.ended()) continue;
-    if (connections > 1) ++resubmitted;
+    if (stream.accepted) ++resubmitted;
     send_submit(stream);
   }
 }
@@ -234,19 +255,19 @@ void SimGateway::State::on_tokens(const TokenEvent& event) {
   Stream& stream = streams.at(event.request);
   Stream::Choice& choice = stream.choices.at(event.choice);
   if (choice.finish != FinishReason::kNone) {
-    stream.fault = "something came after its end";
+    fail(stream, "something came after its end");
   } else if (!stream.accepted) {
-    stream.fault = "tokens came before it was accepted";
+    fail(stream, "tokens came before it was accepted");
   } else if (event.index != choice.tokens.size()) {
-    stream.fault =
-        "index " + std::to_string(event.index) + " where " + std::to_string(choice.tokens.size()) + " is due";
+    fail(stream, "index " + std::to_string(event.index) + " where " + std::to_string(choice.tokens.size()) +
+                     " is due");
   } else if (!event.prompt_logprobs.empty() && event.prompt_start != stream.prompt_logprobs.size() + 1) {
-    stream.fault = "prompt log-probabilities from " + std::to_string(event.prompt_start) + " where " +
-                   std::to_string(stream.prompt_logprobs.size() + 1) + " is due";
+    fail(stream, "prompt log-probabilities from " + std::to_string(event.prompt_start) + " where " +
+                     std::to_string(stream.prompt_logprobs.size() + 1) + " is due");
   } else if (event.finish == FinishReason::kError) {
-    stream.fault = "failed: " + event.error;
+    fail(stream, "failed: " + event.error);
   } else if (event.finish == FinishReason::kCancelled && !stream.cancelled && !choice.cancelled) {
-    stream.fault = "cancelled by nobody";
+    fail(stream, "cancelled by nobody");
   }
   choice.tokens.insert(choice.tokens.end(), event.tokens.begin(), event.tokens.end());
   choice.logprobs.insert(choice.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
@@ -254,8 +275,8 @@ void SimGateway::State::on_tokens(const TokenEvent& event) {
   choice.finish = event.finish;
 }
 
-SimGateway::SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process)
-    : state_(std::make_shared<State>(world, place, process)) {
+SimGateway::SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process, Streams streams)
+    : state_(std::make_shared<State>(world, place, process, std::move(streams))) {
   process.post([state = state_] { state->connect(); });
 }
 
@@ -288,7 +309,13 @@ void SimGateway::reset() {
   state_->process.post([state = state_, connection = state_->connections] { state->on_down(connection); });
 }
 
-const std::map<RequestId, Stream>& SimGateway::streams() const { return state_->streams; }
+const Streams& SimGateway::streams() const { return state_->streams; }
+
+Streams SimGateway::release() { return std::exchange(state_->streams, {}); }
+
+SessionId SimGateway::session() const { return state_->session; }
+
+const std::string& SimGateway::fault() const { return state_->fault; }
 
 uint64_t SimGateway::resubmitted() const { return state_->resubmitted; }
 

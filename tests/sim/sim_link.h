@@ -22,6 +22,8 @@ namespace conclave::scheduler {
 struct SchedulerPlace {
   SimExecutor* process = nullptr;
   SchedulerLoop* loop = nullptr;  // null while it is down
+  // Told when the scheduler ends a member's session: it is dead to it.
+  std::function<void(Incarnation)> on_closed;
 };
 
 // One direction of a connection. Each timer delivers the front message, so a stopped sender keeps their
@@ -30,11 +32,14 @@ class SimPipe : public std::enable_shared_from_this<SimPipe> {
  public:
   explicit SimPipe(SimWorld& world) : world_(world) {}
   void carry(SimExecutor& sender, std::function<void()> deliver);
+  // What is sent from now on arrives after `until`.
+  void block(TimePoint until) { blocked_until_ = std::max(blocked_until_, until); }
   // What is under way is lost, and so are the timers: the sender is dead.
   void clear() { queue_.clear(); }
 
  private:
   SimWorld& world_;
+  TimePoint blocked_until_ = 0;
   std::deque<std::function<void()>> queue_;
 };
 
@@ -50,6 +55,8 @@ class SimLink : public MemberLink {
   SessionId session() const;
   // The scheduler died.
   void reset();
+  // Nothing passes until then; both ends think that the line stands.
+  void block(TimePoint until);
 
  private:
   struct State;
@@ -78,17 +85,26 @@ struct Stream {
   }
 };
 
+using Streams = std::map<RequestId, Stream>;
+
 // A router's line: keeps its open requests and submits them again, with what was delivered, to a new
 // scheduler.
 class SimGateway {
  public:
-  SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process);
+  // `streams`: those whose clients come back to this router after theirs died, with what they have got.
+  SimGateway(SimWorld& world, SchedulerPlace& place, SimExecutor& process, Streams streams = {});
   ~SimGateway();
   Stream& submit(AcceptedRequest request);
   void cancel(Stream& stream);
   void cancel_choice(Stream& stream, uint32_t choice);
   void reset();
-  const std::map<RequestId, Stream>& streams() const;
+  const Streams& streams() const;
+  // Of a router that died: what its clients have. References to streams stay valid.
+  Streams release();
+  // As the scheduler knows it; none while down.
+  SessionId session() const;
+  // The first thing that must not happen to any stream.
+  const std::string& fault() const;
   uint64_t resubmitted() const;
 
  private:
