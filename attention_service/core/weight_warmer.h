@@ -24,11 +24,14 @@ class WeightWarmer {
   uint64_t warm(uint64_t bytes) {
     uint64_t covered = 0;
     while (!cold_.empty() && covered < bytes) {
+      ask_ahead();
       Range& next = cold_.front();
-      const uint64_t part = std::min(next.bytes, bytes - covered);
+      const uint64_t part = std::min(next.asked, bytes - covered);
       covered += page_in(next.data, part);
       next.data += part;
       next.bytes -= part;
+      next.asked -= part;
+      asked_bytes_ -= part;
       if (next.bytes == 0) cold_.pop_front();
     }
     done_ += covered;
@@ -42,7 +45,17 @@ class WeightWarmer {
   struct Range {
     const unsigned char* data;
     uint64_t bytes;
+    uint64_t asked = 0;  // of which the first are being read
   };
+  void ask_ahead() {
+    for (size_t i = 0; i < cold_.size() && asked_bytes_ < kReadAheadBytes; ++i) {
+      Range& range = cold_[i];
+      const uint64_t more = std::min(range.bytes - range.asked, kReadAheadBytes);
+      will_need(range.data + range.asked, more);
+      range.asked += more;
+      asked_bytes_ += more;
+    }
+  }
   void add(const WeightView& w) {
     add(w.data, w.bytes());
     add(w.scales, scale_bytes(w));
@@ -54,6 +67,7 @@ class WeightWarmer {
   }
 
   std::deque<Range> cold_;
+  uint64_t asked_bytes_ = 0;
   uint64_t total_ = 0;
   uint64_t done_ = 0;
 };

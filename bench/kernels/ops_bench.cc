@@ -73,7 +73,7 @@ CONCLAVE_PREFILL(prefill_attention, 48, 8, 128)->Args({4096, 1})->Args({4096, 2}
 CONCLAVE_PREFILL(prefill_attention / small_heads, 4, 2, 32)->Args({32'768, 2});
 
 // `rows` rows of 200,064 logits, one after the other as a worker draws them, of other memory each.
-void sampling(benchmark::State& state, float temperature, uint32_t top_k, float top_p) {
+void sampling(benchmark::State& state, float temperature, uint32_t top_k, float top_p, float min_p = 0) {
   const auto rows = static_cast<size_t>(state.range(0));
   constexpr size_t kVocab = 200'064;
   auto* logits = reinterpret_cast<float*>(filled_buffer(Fill::kF32));
@@ -90,6 +90,7 @@ void sampling(benchmark::State& state, float temperature, uint32_t top_k, float 
   params.temperature = temperature;
   params.top_k = top_k;
   params.top_p = top_p;
+  params.min_p = min_p;
   const kernels::Context ctx = context_of(1);
   float u = 0;
   run_paired(state, 1, {static_cast<double>(rows * kVocab * sizeof(float)), 0}, [&](size_t i) {
@@ -111,9 +112,15 @@ void sampling(benchmark::State& state, float temperature, uint32_t top_k, float 
       ->UseManualTime()
 CONCLAVE_SAMPLING(greedy, 0.0f, 0, 1.0f);
 CONCLAVE_SAMPLING(top_k_40, 1.0f, 40, 1.0f);
+CONCLAVE_SAMPLING(top_k_1000, 1.0f, 1000, 1.0f);
 CONCLAVE_SAMPLING(top_k_40_top_p, 1.0f, 40, 0.95f);
 CONCLAVE_SAMPLING(top_p_95, 1.0f, 0, 0.95f);
+CONCLAVE_SAMPLING(top_p_95_flat, 10.0f, 0, 0.95f);
+CONCLAVE_SAMPLING(top_p_95_peaked, 0.3f, 0, 0.95f);
 CONCLAVE_SAMPLING(all, 1.0f, 0, 1.0f);
+CONCLAVE_SAMPLING(all_flat, 10.0f, 0, 1.0f);
+CONCLAVE_SAMPLING(all_peaked, 0.3f, 0, 1.0f);
+CONCLAVE_SAMPLING(min_p_05, 1.0f, 0, 1.0f, 0.05f);
 
 }  // namespace
 }  // namespace conclave::bench

@@ -27,8 +27,16 @@ void ExpertStore::assign(const PlacementTable& placement, Incarnation shard) {
 uint64_t ExpertStore::warm(uint64_t bytes) {
   uint64_t touched = 0;
   while (!cold_.empty() && touched < bytes) {
+    for (; asked_ < cold_.size() && asked_bytes_ < kReadAheadBytes; ++asked_) {
+      for (const WeightView* w : {&cold_[asked_]->w1, &cold_[asked_]->w3, &cold_[asked_]->w2}) {
+        will_need(*w);
+        asked_bytes_ += w->bytes();
+      }
+    }
     const ExpertWeights& w = *cold_.front();
     cold_.pop_front();
+    --asked_;
+    asked_bytes_ -= w.w1.bytes() + w.w3.bytes() + w.w2.bytes();
     touched += page_in(w.w1) + page_in(w.w3) + page_in(w.w2);
   }
   return touched;

@@ -38,6 +38,8 @@ class ExpertStore {
   std::vector<bool> held_;
   uint64_t held_count_ = 0;
   std::deque<const ExpertWeights*> cold_;
+  size_t asked_ = 0;  // the first so many of cold_ are being read
+  uint64_t asked_bytes_ = 0;
 };
 
 }  // namespace conclave

@@ -1,23 +1,17 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "libs/base/check.h"
 #include "libs/kernels/parallel.h"
+#include "libs/kernels/weight_index.h"
 
 namespace conclave::kernels {
 namespace {
-
-// Orders by descending logit, then ascending id, as one integer; +0 and -0 are one logit.
-uint64_t key_of(float logit, uint32_t id) {
-  const uint32_t u = std::bit_cast<uint32_t>(logit + 0.0f);
-  const uint32_t ascending = (u & 0x80000000u) ? ~u : u | 0x80000000u;
-  return (static_cast<uint64_t>(~ascending) << 32) | id;
-}
-uint32_t id_of(uint64_t key) { return static_cast<uint32_t>(key); }
 
 // The logits in descending order, sorted only as far as anybody looks. -inf is left out: it cannot be drawn.
 class Descending {
@@ -27,10 +21,11 @@ class Descending {
   // Makes at least `count` (or all) sorted and returns how many are.
   size_t ensure(size_t count) {
     if (sorted_ >= count || complete()) return sorted_;
-    if (count <= kHeapLimit && keys_.empty()) {
+    if (!all_ && count <= kHeapLimit) {
       select(count);
       return sorted_;
     }
+    if (!all_ && select_by_sample(count)) return sorted_;
     if (!all_) {
       keys_.clear();
       sorted_ = 0;
@@ -84,6 +79,34 @@ class Descending {
     sorted_ = keys_.size();
   }
 
+  // The first `count` out of those above a logit that a sample of the row suggests; false when that gives too
+  // few or saves little.
+  bool select_by_sample(size_t count) {
+    constexpr size_t kStride = 256, kRun = 16;
+    const size_t n = logits_.size();
+    std::vector<float> sample;
+    for (size_t begin = 0; begin + kRun <= n; begin += kStride)
+      for (size_t i = begin; i < begin + kRun; ++i)
+        if (logits_[i] > -INFINITY) sample.push_back(logits_[i]);
+    const size_t rank = count * kRun / kStride * 5 / 4 + 32;
+    if (rank >= sample.size() / 4) return false;
+    const auto at = sample.begin() + static_cast<ptrdiff_t>(rank);
+    std::nth_element(sample.begin(), at, sample.end(), std::greater<>());
+    const float max = table_.max_of(logits_.data(), n);
+    const uint32_t end = std::min(std::bit_cast<uint32_t>(max - *at) + 1, std::bit_cast<uint32_t>(INFINITY));
+    auto* ids = static_cast<uint32_t*>(thread_scratch(Scratch::kOrder, (n + 16) * sizeof(uint32_t)));
+    const size_t found = table_.collect(logits_.data(), n, max, 1.0f, 0, end, ids);
+    if (found < count) return false;
+    keys_.resize(found);
+    for (size_t i = 0; i < found; ++i) keys_[i] = key_of(logits_[ids[i]], ids[i]);
+    const auto middle = keys_.begin() + static_cast<ptrdiff_t>(count);
+    if (middle != keys_.end()) std::nth_element(keys_.begin(), middle, keys_.end());
+    keys_.resize(count);
+    std::sort(keys_.begin(), keys_.end());
+    sorted_ = count;
+    return true;
+  }
+
   const Table& table_;
   std::span<const float> logits_;
   std::vector<uint64_t> keys_;
@@ -91,7 +114,7 @@ class Descending {
   bool all_ = false;  // keys_ holds every id that can be drawn
 };
 
-// The draw: what is left after top_k, top_p and min_p, walked in descending order.
+// The draw as the contract has it: what is left after top_k, top_p and min_p, walked in descending order.
 uint32_t draw(const Table& table, Descending& order, std::span<const float> logits, float max,
               const SamplingParams& params, float u) {
   const float inverse = 1.0f / params.temperature;
@@ -147,16 +170,43 @@ uint32_t draw(const Table& table, Descending& order, std::span<const float> logi
   return order.id(last);
 }
 
+// Whether top_k keeps everything.
+bool keeps_all(const SamplingParams& params, size_t count) {
+  return params.top_k == 0 || params.top_k >= count;
+}
+
+// The same draw without a sorted row, where top_k keeps everything; nothing when a sum is too near to a
+// border to be sure.
+std::optional<uint32_t> quick_draw(WeightIndex& weights, const SamplingParams& params, float u) {
+  double sum = weights.total();
+  if (params.top_p < 1.0f) {
+    const auto last = weights.find(static_cast<double>(params.top_p) * sum);
+    if (!last) return std::nullopt;
+    sum = last->sum;
+  }
+  if (params.min_p > 0.0f) {
+    const auto above = weights.sum_from(params.min_p);
+    if (!above) return std::nullopt;
+    sum = params.top_p < 1.0f ? std::min(sum, *above) : *above;
+  }
+  const auto drawn = weights.find(static_cast<double>(u) * sum);
+  if (!drawn) return std::nullopt;
+  return drawn->id;
+}
+
 // The distribution as the model gave it.
 struct Raw {
   float max = 0;
   double log_sum = 0;
 
-  static StatusOr<Raw> of(const Table& table, std::span<const float> logits) {
+  // `weights`, if given, becomes the index of the weights at temperature 1: one pass for both.
+  static StatusOr<Raw> of(const Table& table, std::span<const float> logits,
+                          std::optional<WeightIndex>* weights = nullptr) {
     Raw raw;
     raw.max = logits.empty() ? -INFINITY : table.max_of(logits.data(), logits.size());
     if (!std::isfinite(raw.max)) return internal_error("the model gave no finite logit");
-    const float sum = table.exp_sum(logits.data(), logits.size(), raw.max, 1.0f);
+    const float sum = weights != nullptr ? weights->emplace(table, logits, raw.max, 1.0f).total()
+                                         : table.exp_sum(logits.data(), logits.size(), raw.max, 1.0f);
     if (std::isnan(sum)) return internal_error("the model gave a logit that is not a number");
     raw.log_sum = static_cast<double>(raw.max) + std::log(static_cast<double>(sum));
     return raw;
@@ -224,7 +274,11 @@ StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const Samp
   const Table& table = table_of(ctx.isa);
   logits = logits.first(cut(logits, params.vocab_limit).size());
   const FlushScope flush;
-  ASSIGN_OR_RETURN(const Raw raw, Raw::of(table, logits));
+  const bool quick = params.temperature != 0.0f && keeps_all(params, logits.size());
+  const bool plain = state.forbidden.empty() && params.logit_bias.empty() && !params.has_penalties();
+  std::optional<WeightIndex> weights;
+  ASSIGN_OR_RETURN(const Raw raw,
+                   Raw::of(table, logits, quick && plain && params.temperature == 1.0f ? &weights : nullptr));
   Sampled result;
   std::optional<Descending> order(std::in_place, table, logits);
   result.top = raw.top(*order, params.top_logprobs);
@@ -244,7 +298,12 @@ StatusOr<Sampled> sample(const Context& ctx, std::span<float> logits, const Samp
     while (logits[id] != max) ++id;
     result.token = id;
   } else {
-    result.token = draw(table, *order, logits, max, params, u);
+    std::optional<uint32_t> token;
+    if (quick) {
+      if (!weights) weights.emplace(table, logits, max, 1.0f / params.temperature);
+      token = quick_draw(*weights, params, u);
+    }
+    result.token = token ? *token : draw(table, *order, logits, max, params, u);
   }
   adjusted.restore();
   result.logprob = raw.logprob(logits[result.token]);

@@ -25,4 +25,16 @@ inline uint64_t page_in(const WeightView& w) {
   return page_in(w.data, w.bytes()) + page_in(w.scales, scale_bytes(w));
 }
 
+// How far reading runs ahead of touching: enough requests in flight for a disk, little beside any machine's
+// memory.
+inline constexpr uint64_t kReadAheadBytes = 128ull << 20;
+
+// Asks the kernel to begin to read the pages; returns at once. Touching pages one after the other alone reads
+// at a fifth of a disk's speed.
+void will_need(const void* data, size_t bytes);
+inline void will_need(const WeightView& w) {
+  will_need(w.data, w.bytes());
+  will_need(w.scales, scale_bytes(w));
+}
+
 }  // namespace conclave

@@ -15,10 +15,10 @@ namespace {
 }  // namespace
 
 const Table& avx512_table() {
-  static constexpr Table kTable = {matmul_512,    prepared_floats_512, prepare_x_512,  rms_norm_op,
-                                   round_bf16_op, widen_bf16_op,       silu_mul_op,    sigmoid_op,
-                                   rotate_op,     combine_op,          max_of_op,      exp_sum_op,
-                                   exp_of_op,     attend_op,           attend_merge_op};
+  static constexpr Table kTable = {
+      matmul_512,  prepared_floats_512, prepare_x_512, rms_norm_op, round_bf16_op,  widen_bf16_op,
+      silu_mul_op, sigmoid_op,          rotate_op,     combine_op,  max_of_op,      exp_sum_op,
+      exp_of_op,   exp_bins_op,         collect_op,    attend_op,   attend_merge_op};
   return kTable;
 }
 

@@ -44,10 +44,10 @@ uint64_t time_steps() {
 bool avx512bf16_dot_is_faster() { return time_steps<true>() < time_steps<false>(); }
 
 const Table& avx512bf16_table() {
-  static constexpr Table kTable = {matmul_512,    prepared_floats_512, prepare_x_512,  rms_norm_op,
-                                   round_bf16_op, widen_bf16_op,       silu_mul_op,    sigmoid_op,
-                                   rotate_op,     combine_op,          max_of_op,      exp_sum_op,
-                                   exp_of_op,     attend_op,           attend_merge_op};
+  static constexpr Table kTable = {
+      matmul_512,  prepared_floats_512, prepare_x_512, rms_norm_op, round_bf16_op,  widen_bf16_op,
+      silu_mul_op, sigmoid_op,          rotate_op,     combine_op,  max_of_op,      exp_sum_op,
+      exp_of_op,   exp_bins_op,         collect_op,    attend_op,   attend_merge_op};
   return kTable;
 }
 

@@ -11,9 +11,9 @@ namespace {
 
 const Table& scalar_table() {
   static constexpr Table kTable = {
-      matmul_plain,  prepared_floats_none, prepare_x_none, rms_norm_op, round_bf16_op,
-      widen_bf16_op, silu_mul_op,          sigmoid_op,     rotate_op,   combine_op,
-      max_of_op,     exp_sum_op,           exp_of_op,      attend_op,   attend_merge_op};
+      matmul_plain, prepared_floats_none, prepare_x_none, rms_norm_op, round_bf16_op,  widen_bf16_op,
+      silu_mul_op,  sigmoid_op,           rotate_op,      combine_op,  max_of_op,      exp_sum_op,
+      exp_of_op,    exp_bins_op,          collect_op,     attend_op,   attend_merge_op};
   return kTable;
 }
 

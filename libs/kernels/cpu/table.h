@@ -67,11 +67,21 @@ struct Table {
   // acc = 0, acc = fma(w, row, acc) in slot order, out += acc.
   void (*combine)(Elem elem, const std::byte* const* rows, const float* weights, uint32_t slots, uint32_t n,
                   float* out);
-  // The largest x, NaN aside; sum over i of exp((x[i] - max) * inv_temperature), NaN when an x is NaN.
+  // The largest x, NaN aside; sum over i of exp((x[i] - max) * inv_temperature), NaN when an x is NaN. No x
+  // is above max.
   float (*max_of)(const float* x, size_t count);
   float (*exp_sum)(const float* x, size_t count, float max, float inv_temperature);
   // out[i] = exp((x[i] - max) * inv_temperature).
   void (*exp_of)(const float* x, size_t count, float max, float inv_temperature, float* out);
+  // The same sum as exp_sum; adds each term also to the sum of its bin: those of even i to even[bin], the
+  // others to odd[bin], so that equal bins side by side do not wait for each other. Both have kWeightSlots
+  // elements, zero before.
+  float (*exp_bins)(const float* x, size_t count, float max, float inv_temperature, double* even,
+                    double* odd);
+  // The i, ascending, whose distance (max - x[i]) * inv_temperature has bits in [begin, end), end at most
+  // those of infinity; returns how many. `ids` has room for count + 16.
+  size_t (*collect)(const float* x, size_t count, float max, float inv_temperature, uint32_t begin,
+                    uint32_t end, uint32_t* ids);
 
   // Attention over segments [seg_begin, seg_end). `partial` null: all of the rows' segments, writes out.
   // Otherwise the state of each (segment, kv head, row) goes to partial, (head_dim rounded up to 16) + 16
@@ -88,6 +98,14 @@ inline constexpr uint32_t kSegmentKeys = 512;   // attention segment
 inline constexpr uint32_t kSubBlockKeys = 64;   // attention sub-block
 inline constexpr uint32_t kPageKeys = 16;       // == kBlockTokens
 inline constexpr uint32_t kMaxAttendRows = 64;  // (position, head) pairs a task aims at
+
+// Bins of distances by the upper bits of the float: 64 to an octave from 2^-20 (bin 0 has all that is nearer)
+// to 2^7, beyond which every weight is 0. Weights of 0 go to one of sixteen more slots, which nobody reads:
+// at a low temperature they are most, and would all wait for one bin.
+inline constexpr uint32_t kWeightBinShift = 17;
+inline constexpr uint32_t kFirstWeightBin = (127 - 20) << 6;
+inline constexpr uint32_t kWeightBins = ((127 + 7) << 6) - kFirstWeightBin + 1;
+inline constexpr uint32_t kWeightSlots = kWeightBins + 16;
 
 const Table& scalar_table();
 const Table& avx2_table();
@@ -107,6 +125,8 @@ enum class Scratch : uint32_t {
   kRows,
   kPartials,
   kExperts,
+  kWeights,
+  kOrder,
   kCount
 };
 void* thread_scratch(Scratch slot, size_t bytes);
