@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kPrefix = "CONCLAVE_";
 // Read by other parts of the project, so no overrides of a key.
 constexpr std::string_view kOtherVariables[] = {"CONCLAVE_ISA", "CONCLAVE_URL", "CONCLAVE_TESTDATA_DIR",
-                                                "CONCLAVE_BIN_DIR"};
+                                                "CONCLAVE_BIN_DIR", "CONCLAVE_TEST_FAULTS"};
 
 // Collects faults, so that all are reported at once.
 class Faults {

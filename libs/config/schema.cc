@@ -499,8 +499,11 @@ std::string config_markdown() {
       "ignored, apart\n"
       "from `CONCLAVE_ISA` (the instruction class of the CPU kernels), `CONCLAVE_URL` (the router, for the "
       "`conclave`\n"
-      "command), and those of the tests, `CONCLAVE_TESTDATA_DIR` and `CONCLAVE_BIN_DIR`. Services also take\n"
-      "`--set section.key=value`; `conclave up` does not.\n"
+      "command), and those of the tests, `CONCLAVE_TESTDATA_DIR`, `CONCLAVE_BIN_DIR` and "
+      "`CONCLAVE_TEST_FAULTS` (faults\n"
+      "in the data plane of a worker or shard, which a build with `-DCONCLAVE_FAULT_INJECTION=OFF` refuses). "
+      "Services also\n"
+      "take `--set section.key=value`; `conclave up` does not.\n"
       "\n"
       "This page is generated from the source; a test fails when it is stale.\n";
   for (const ConfigSection& section : config_sections()) {

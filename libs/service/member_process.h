@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -25,6 +26,7 @@
 #include "libs/kernels/ops.h"
 #include "libs/rpc/member_client.h"
 #include "libs/runtime/loop_executor.h"
+#include "libs/service/test_faults.h"
 #include "libs/telemetry/log.h"
 #include "libs/transport/ucx_transport.h"
 
@@ -40,6 +42,7 @@ struct MemberSettings {
   uint32_t threads = 1;
   std::vector<uint32_t> pinned_cpus;  // one for each thread that computes, in turn; empty: none
   kernels::Isa isa = kernels::Isa::kScalar;
+  std::optional<TestFaults> test_faults;  // injected into the data plane
 };
 
 inline constexpr int kRefusalsPerIncarnation = 20;
@@ -146,7 +149,7 @@ class MemberProcess {
   };
   // One incarnation. Destroyed from the last member to the first: the line, the core, the transport.
   struct Member {
-    std::unique_ptr<UcxTransport> transport;
+    std::unique_ptr<ExpertTransport> transport;
     std::unique_ptr<Core> core;
     std::unique_ptr<Handler> handler;
     std::unique_ptr<rpc::MemberClient> client;
@@ -169,8 +172,15 @@ class MemberProcess {
     options.secret = settings_.secret;
     options.fleet = settings_.numerics_id + " " + settings_.model_fingerprint;
     auto member = std::make_unique<Member>();
-    ASSIGN_OR_RETURN(member->transport,
+    ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> ucx,
                      UcxTransport::create(thread_.loop(), options, settings_.transport.ucx));
+    UcxTransport* const stats_of = ucx.get();
+    member->transport = std::move(ucx);
+    if (settings_.test_faults) {
+      member->transport =
+          std::make_unique<FaultTransport>(std::move(member->transport), thread_.loop(),
+                                           settings_.test_faults->seed, settings_.test_faults->plan);
+    }
     ASSIGN_OR_RETURN(member->core,
                      factory_(thread_.loop(), *member->transport, kernels::Context{settings_.isa, &pool_}));
     rpc::ClientOptions control = settings_.control;
@@ -184,7 +194,7 @@ class MemberProcess {
     core->start();
     member->client->start();
     member_ = std::move(member);
-    transport_stats_ = [transport = member_->transport.get()] { return transport->stats(); };
+    transport_stats_ = [stats_of] { return stats_of->stats(); };
     ++incarnations_;
     log_info("joining", {{"member_incarnation", self.value}, {"scheduler", settings_.scheduler}});
     std::lock_guard lock(mutex_);

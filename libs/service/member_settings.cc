@@ -30,6 +30,8 @@ StatusOr<LoadedMember> load_member(Service& service, const ProcessorConfig& proc
   s.control = config.control;
   s.transport = config.transport;
   ASSIGN_OR_RETURN(s.secret, read_secret(config.transport));
+  ASSIGN_OR_RETURN(s.test_faults, test_faults_of_environment());
+  if (s.test_faults) log_warn("faults are injected into the data plane: CONCLAVE_TEST_FAULTS is set");
   service.startup().set("checking the kernels", "", 0.1);
   ASSIGN_OR_RETURN(s.isa, kernels::choose_isa());
   s.threads = compute_threads(threads);

@@ -43,11 +43,19 @@ void ClusterEnvironment::TearDown() {
 const std::string& ClusterEnvironment::directory() { return g_directory; }
 const std::string& ClusterEnvironment::model() { return g_model; }
 
+namespace {
+
+ClusterShape shape_of(uint32_t shards, std::vector<std::string> scheduler_arguments) {
+  ClusterShape shape;
+  shape.shards = shards;
+  shape.scheduler_arguments = std::move(scheduler_arguments);
+  return shape;
+}
+
+}  // namespace
+
 ProcessCluster::ProcessCluster(uint32_t shard_count, std::vector<std::string> scheduler_arguments)
-    : ProcessCluster(ClusterShape{.shards = shard_count,
-                                  .workers = 1,
-                                  .model = "",
-                                  .scheduler_arguments = std::move(scheduler_arguments)}) {}
+    : ProcessCluster(shape_of(shard_count, std::move(scheduler_arguments))) {}
 
 ProcessCluster::ProcessCluster(ClusterShape shape)
     : shape_(std::move(shape)),
@@ -72,14 +80,25 @@ std::string ProcessCluster::log_path(const std::string& name) {
   return prefix_ + name + "." + std::to_string(starts_++) + ".log";
 }
 
+std::string ProcessCluster::any_port(const std::string& name) const {
+  return (shape_.network == nullptr ? "127.0.0.1" : shape_.network->node(name).address) + ":0";
+}
+
+Process ProcessCluster::launch(const std::string& program, const std::string& name,
+                               std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  std::filesystem::remove(ready_path(name));
+  arguments.insert(arguments.end(), {"--ops-listen", any_port(name), "--ready-file", ready_path(name)});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  Surroundings where;
+  if (shape_.network != nullptr) where.netns = shape_.network->node(name).netns;
+  if (const auto own = environment.find(name); own != environment.end()) where.environment = own->second;
+  return Process::start(program, arguments, log_path(name), where);
+}
+
 void ProcessCluster::start_scheduler() {
-  std::filesystem::remove(ready_path("scheduler"));
-  std::vector<std::string> arguments = {
-      "--listen",     scheduler_address_.empty() ? "127.0.0.1:0" : scheduler_address_,
-      "--ops-listen", "127.0.0.1:0",
-      "--ready-file", ready_path("scheduler")};
-  arguments.insert(arguments.end(), shape_.scheduler_arguments.begin(), shape_.scheduler_arguments.end());
-  scheduler = Process::start("conclave-scheduler", arguments, log_path("scheduler"));
+  scheduler = launch("conclave-scheduler", "scheduler",
+                     {"--listen", scheduler_address_.empty() ? any_port("scheduler") : scheduler_address_},
+                     shape_.scheduler_arguments);
   std::map<std::string, std::string> ready;
   EXPECT_TRUE(eventually([&] {
     ready = read_ready_file(ready_path("scheduler"));
@@ -90,40 +109,36 @@ void ProcessCluster::start_scheduler() {
 }
 
 std::vector<std::string> ProcessCluster::member_arguments(const std::string& name) {
-  std::filesystem::remove(ready_path(name));
-  return {"--model",      shape_.model.empty() ? ClusterEnvironment::model() : shape_.model,
-          "--name",       name,
-          "--scheduler",  scheduler_address_,
-          "--ops-listen", "127.0.0.1:0",
-          "--ready-file", ready_path(name),
-          "--threads",    "1"};
+  std::vector<std::string> arguments = {
+      "--model",     shape_.model.empty() ? ClusterEnvironment::model() : shape_.model,
+      "--name",      name,
+      "--scheduler", scheduler_address_,
+      "--threads",   "1"};
+  if (shape_.network != nullptr) {
+    arguments.insert(arguments.end(), {"--set", "transport.interface=" + shape_.network->node(name).device});
+  }
+  return arguments;
 }
 
 void ProcessCluster::start_worker(size_t index) {
   const std::string name = "worker" + (index == 0 ? "" : std::to_string(index));
-  std::vector<std::string> arguments = member_arguments(name);
-  arguments.insert(arguments.end(), shape_.worker_arguments.begin(), shape_.worker_arguments.end());
   Process& process = index == 0 ? worker : other_workers[index - 1];
-  process = Process::start("conclave-attention", arguments, log_path(name));
+  process = launch("conclave-attention", name, member_arguments(name), shape_.worker_arguments);
 }
 
 void ProcessCluster::start_shard(size_t index) {
   const std::string name = "shard" + std::to_string(index);
-  shards[index] = Process::start("conclave-expert", member_arguments(name), log_path(name));
+  shards[index] = launch("conclave-expert", name, member_arguments(name), shape_.shard_arguments);
 }
 
 void ProcessCluster::start_router(std::vector<std::string> more_arguments) {
-  std::filesystem::remove(ready_path("router"));
-  std::vector<std::string> arguments = {
-      "--model",        ClusterEnvironment::model(),
-      "--scheduler",    scheduler_address_,
-      "--http-listen",  http_address_.empty() ? "127.0.0.1:0" : http_address_,
-      "--grpc-listen",  grpc_address_.empty() ? "127.0.0.1:0" : grpc_address_,
-      "--admin-listen", "127.0.0.1:0",
-      "--ops-listen",   "127.0.0.1:0",
-      "--ready-file",   ready_path("router")};
-  arguments.insert(arguments.end(), more_arguments.begin(), more_arguments.end());
-  router = Process::start("conclave-router", arguments, log_path("router"));
+  router =
+      launch("conclave-router", "router",
+             {"--model", shape_.model.empty() ? ClusterEnvironment::model() : shape_.model, "--scheduler",
+              scheduler_address_, "--http-listen", http_address_.empty() ? any_port("router") : http_address_,
+              "--grpc-listen", grpc_address_.empty() ? any_port("router") : grpc_address_, "--admin-listen",
+              "127.0.0.1:0"},
+             more_arguments);
   std::map<std::string, std::string> ready;
   EXPECT_TRUE(eventually([&] {
     ready = read_ready_file(ready_path("router"));

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/scheduler_client.h"
 #include "tests/cluster/process.h"
+#include "tests/cluster/relay/network.h"
 
 namespace conclave {
 
@@ -38,6 +40,9 @@ struct ClusterShape {
   std::vector<std::string> scheduler_arguments;
   bool start_members = true;  // false: only the scheduler starts by itself
   std::vector<std::string> worker_arguments = {"--set", "attention.kv_bytes=64MiB"};
+  std::vector<std::string> shard_arguments;
+  // Each process on its node of this network, called as the process; the test is the host. Null: loopback.
+  Network* network = nullptr;
 };
 
 // One scheduler, one worker or more, two shards, as separate processes.
@@ -68,6 +73,8 @@ class ProcessCluster {
   std::string unexpected_ends();
 
   const ClusterShape& shape() const { return shape_; }
+  // Of processes started from now on, by name: NAME=VALUE.
+  std::map<std::string, std::vector<std::string>> environment;
   std::shared_ptr<PendingCompletion> submit(AcceptedRequest request);
 
   Process scheduler, worker, router;
@@ -77,6 +84,9 @@ class ProcessCluster {
 
  private:
   std::vector<std::string> member_arguments(const std::string& name);
+  std::string any_port(const std::string& name) const;
+  Process launch(const std::string& program, const std::string& name, std::vector<std::string> arguments,
+                 const std::vector<std::string>& more);
   std::string ready_path(const std::string& name);
   std::string log_path(const std::string& name);
 

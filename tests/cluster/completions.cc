@@ -30,9 +30,10 @@ std::string completion_body(uint32_t number, uint32_t max_tokens, bool stream) {
          ",\"temperature\":" + (number % 2 == 0 ? "0" : "0.9") + (stream ? ",\"stream\":true}" : "}");
 }
 
-std::string complete(const std::string& address, uint32_t number, uint32_t max_tokens, bool stream) {
-  auto answer =
-      http_post(address, "/v1/completions", completion_body(number, max_tokens, stream), kCompletionLimit);
+std::string complete(const std::string& address, uint32_t number, uint32_t max_tokens, bool stream,
+                     const std::function<void(std::string_view)>& on_bytes) {
+  auto answer = http_post(address, "/v1/completions", completion_body(number, max_tokens, stream),
+                          kCompletionLimit, on_bytes);
   if (!answer.ok()) return "failed: " + message_of(answer.status());
   if (answer->code != 200) return "failed: " + std::to_string(answer->code) + " " + answer->body;
   if (stream && answer->body.find("data: [DONE]") == std::string::npos)

@@ -13,6 +13,7 @@
 
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -36,15 +37,22 @@ std::string slurp(const std::string& path) {
 }  // namespace
 
 Process Process::start(const std::string& program, const std::vector<std::string>& arguments,
-                       const std::string& log) {
+                       const std::string& log, const Surroundings& where) {
   const char* directory = std::getenv("CONCLAVE_BIN_DIR");
   CONCLAVE_CHECK(directory != nullptr);
   const std::string path = std::string(directory) + "/" + program;
   std::vector<std::string> words = {path};
+  // `ip` becomes the program: the process id is the child's own.
+  if (!where.netns.empty()) words = {"ip", "netns", "exec", where.netns, path};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  std::vector<std::string> more = where.environment;
+  std::vector<char*> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
+  for (std::string& entry : more) environment.push_back(entry.data());
+  environment.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
@@ -52,7 +60,7 @@ Process Process::start(const std::string& program, const std::vector<std::string
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   Process process;
   process.log_ = log;
-  const int error = posix_spawn(&process.pid_, path.c_str(), &actions, nullptr, argv.data(), environ);
+  const int error = posix_spawnp(&process.pid_, argv[0], &actions, nullptr, argv.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   CONCLAVE_CHECK(error == 0);
   return process;
@@ -129,6 +137,16 @@ uint64_t Process::anonymous_bytes() const {
   return 0;
 }
 
+size_t Process::descriptors() const {
+  std::error_code error;
+  size_t count = 0;
+  for (std::filesystem::directory_iterator at("/proc/" + std::to_string(pid_) + "/fd", error), end;
+       !error && at != end; at.increment(error)) {
+    ++count;
+  }
+  return count;
+}
+
 std::map<std::string, std::string> read_ready_file(const std::string& path) {
   const std::string text = slurp(path);
   std::map<std::string, std::string> out;
@@ -165,7 +183,8 @@ StatusOr<std::string> dechunk(std::string_view body) {
   }
 }
 
-StatusOr<HttpAnswer> exchange(const std::string& address, const std::string& request, Nanos limit) {
+StatusOr<HttpAnswer> exchange(const std::string& address, const std::string& request, Nanos limit,
+                              const std::function<void(std::string_view)>& on_bytes = {}) {
   ASSIGN_OR_RETURN(const HostPort to, parse_host_port(address));
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return internal_error("no socket");
@@ -181,6 +200,7 @@ StatusOr<HttpAnswer> exchange(const std::string& address, const std::string& req
   char buffer[4096];
   for (ssize_t n = 0; sent && (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
     answer.append(buffer, static_cast<size_t>(n));
+    if (on_bytes) on_bytes({buffer, static_cast<size_t>(n)});
   }
   close(fd);
   const size_t body = answer.find("\r\n\r\n");
@@ -202,12 +222,12 @@ StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& pat
 }
 
 StatusOr<HttpAnswer> http_post(const std::string& address, const std::string& path, const std::string& json,
-                               Nanos limit) {
+                               Nanos limit, const std::function<void(std::string_view)>& on_bytes) {
   return exchange(address,
                   "POST " + path +
                       " HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json" +
                       "\r\nContent-Length: " + std::to_string(json.size()) + "\r\n\r\n" + json,
-                  limit);
+                  limit, on_bytes);
 }
 
 }  // namespace conclave

@@ -4,9 +4,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "libs/base/clock.h"
@@ -14,11 +16,17 @@
 
 namespace conclave {
 
+// Where a child runs, if not as this process does.
+struct Surroundings {
+  std::string netns;                     // a network namespace (tests/cluster/relay); empty: ours
+  std::vector<std::string> environment;  // NAME=VALUE, beside ours
+};
+
 class Process {
  public:
   // Starts CONCLAVE_BIN_DIR/`program` with its output in `log`.
   static Process start(const std::string& program, const std::vector<std::string>& arguments,
-                       const std::string& log);
+                       const std::string& log, const Surroundings& where = {});
   Process() = default;
   ~Process();
   Process(Process&& other) noexcept;
@@ -36,6 +44,8 @@ class Process {
   // Of /proc: seconds of CPU used so far, and anonymous memory in bytes.
   double cpu_seconds() const;
   uint64_t anonymous_bytes() const;
+  // Open file descriptors.
+  size_t descriptors() const;
 
  private:
   pid_t pid_ = -1;
@@ -52,7 +62,8 @@ struct HttpAnswer {
 };
 StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path);
 // POST of a JSON body, on a connection of its own; the body of the answer without its chunk headers.
+// `on_bytes` is told of each piece of the answer as it comes, with its headers.
 StatusOr<HttpAnswer> http_post(const std::string& address, const std::string& path, const std::string& json,
-                               Nanos limit);
+                               Nanos limit, const std::function<void(std::string_view)>& on_bytes = {});
 
 }  // namespace conclave

@@ -20,7 +20,9 @@ typedef float F16 __attribute__((vector_size(64)));
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F4 __attribute__((vector_size(16)));
 typedef double D8 __attribute__((vector_size(64)));
+typedef double D4 __attribute__((vector_size(32)));
 typedef int32_t I16 __attribute__((vector_size(64)));
+typedef int32_t I8 __attribute__((vector_size(32)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
 
@@ -109,45 +111,6 @@ CONCLAVE_INLINE H16 narrow(F16 f) {
   return __builtin_convertvector((nan & quiet) | (~nan & rounded), H16);
 }
 
-CONCLAVE_INLINE void widen_to_double(double* p, F16 v) {
-  struct Halves {
-    F8 h[2];
-  };
-  const Halves x = __builtin_bit_cast(Halves, v);
-  const D8 low = __builtin_convertvector(x.h[0], D8), high = __builtin_convertvector(x.h[1], D8);
-  std::memcpy(p, &low, sizeof low);
-  std::memcpy(p + 8, &high, sizeof high);
-}
-
-// Writes base + i for each lane i with v[i] in [begin, end), ascending, and returns how many. There must be
-// room for sixteen; no v has its top bit set, end neither.
-CONCLAVE_INLINE size_t indices_in(U16 v, uint32_t begin, uint32_t end, uint32_t base, uint32_t* out) {
-#if defined(__AVX512F__)
-  const __mmask16 in =
-      _mm512_cmplt_epu32_mask((__m512i)(v - begin), _mm512_set1_epi32(static_cast<int>(end - begin)));
-  const U16 index = U16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + base;
-  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(in, (__m512i)index));
-  return static_cast<size_t>(__builtin_popcount(in));
-#else
-  const I16 in = ((I16)v >= (I16)splat_u(begin)) & ((I16)v < (I16)splat_u(end));
-  size_t n = 0;
-#if defined(__AVX2__)
-  struct Halves {
-    __m256 h[2];
-  };
-  const Halves x = __builtin_bit_cast(Halves, in);
-  auto left = static_cast<uint32_t>(_mm256_movemask_ps(x.h[0]) | (_mm256_movemask_ps(x.h[1]) << 8));
-  for (; left != 0; left &= left - 1) out[n++] = base + static_cast<uint32_t>(__builtin_ctz(left));
-#else
-  for (uint32_t i = 0; i < 16; ++i) {
-    out[n] = base + i;
-    n -= static_cast<size_t>(in[i]);
-  }
-#endif
-  return n;
-#endif
-}
-
 // e^x: n = round(x log2 e), r = x - n ln 2 in two parts, a polynomial of degree 6 in r (Taylor's coefficients
 // fitted to |r| <= ln2/2), times 2^n. Below -87 the result is 0, above 88.7 it is +inf; NaN stays NaN.
 CONCLAVE_INLINE F16 exp(F16 x) {
@@ -177,24 +140,84 @@ CONCLAVE_INLINE F16 exp(F16 x) {
   return x == x ? full : x;
 }
 
-// exp() for x <= 0 (or NaN), the same bits with fewer steps: 2^n is a normal number there.
-CONCLAVE_INLINE F16 exp_down(F16 x) {
-  const F16 magic = splat(12582912.0f);
-  const F16 low = splat(-87.0f);
-  const F16 c = x < low ? low : x;
-  const F16 shifted = fma(c, splat(1.44269504f), magic);
-  const F16 n = shifted - magic;
-  F16 r = fma(n, splat(-0.693359375f), c);
-  r = fma(n, splat(2.12194440e-4f), r);
-  F16 p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + splat(1.0f);
-  const F16 value = p * (F16)((((I16)shifted - (I16)magic) + 127) << 23);
-  return x < low ? splat(0.0f) : value;
+// The sixteen lanes in parts that the processor has registers for. GCC 12 keeps vectors that are longer in
+// memory, at a tenth of the speed; loops that matter are written over parts.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+typedef F8 Part;
+typedef I8 PartInt;
+CONCLAVE_INLINE F8 fma(F8 a, F8 b, F8 c) { return (F8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#else
+typedef F16 Part;
+typedef I16 PartInt;
+#endif
+constexpr size_t kPartLanes = sizeof(Part) / sizeof(float), kParts = 16 / kPartLanes;
+
+// exp() for x <= 0 (or NaN), the same bits with fewer steps: 2^n is a normal number there. V: a vector of
+// floats, I: as many integers.
+template <class V, class I>
+CONCLAVE_INLINE V exp_down_of(V x) {
+  const V magic = V{} + 12582912.0f;
+  const V low = V{} - 87.0f;
+  const V c = x < low ? low : x;
+  const V shifted = fma(c, V{} + 1.44269504f, magic);
+  const V n = shifted - magic;
+  V r = fma(n, V{} - 0.693359375f, c);
+  r = fma(n, V{} + 2.12194440e-4f, r);
+  V p = V{} + 1.9875691500e-4f;
+  p = fma(p, r, V{} + 1.3981999507e-3f);
+  p = fma(p, r, V{} + 8.3334519073e-3f);
+  p = fma(p, r, V{} + 4.1665795894e-2f);
+  p = fma(p, r, V{} + 1.6666665459e-1f);
+  p = fma(p, r, V{} + 5.0000001201e-1f);
+  p = fma(p, r * r, r) + 1.0f;
+  const V value = p * (V)((((I)shifted - (I)magic) + 127) << 23);
+  return x < low ? V{} : value;
+}
+CONCLAVE_INLINE F16 exp_down(F16 x) { return exp_down_of<F16, I16>(x); }
+CONCLAVE_INLINE Part exp_down_part(Part x) { return exp_down_of<Part, PartInt>(x); }
+
+CONCLAVE_INLINE void widen_to_double(double* p, Part v) {
+#if defined(__AVX512F__)
+  typedef F8 Narrow;
+  typedef D8 Wide;
+#else
+  typedef F4 Narrow;
+  typedef D4 Wide;
+#endif
+  struct Pieces {
+    Narrow p[sizeof(Part) / sizeof(Narrow)];
+  };
+  const Pieces x = __builtin_bit_cast(Pieces, v);
+  for (const Narrow& piece : x.p) {
+    const Wide wide = __builtin_convertvector(piece, Wide);
+    std::memcpy(p, &wide, sizeof wide);
+    p += sizeof(Narrow) / sizeof(float);
+  }
+}
+
+// Writes base + i for each lane i with v[i] in [begin, end), ascending, and returns how many. There must be
+// room for sixteen; no v has its top bit set, end neither.
+CONCLAVE_INLINE size_t indices_in(PartInt v, uint32_t begin, uint32_t end, uint32_t base, uint32_t* out) {
+#if defined(__AVX512F__)
+  const __mmask16 in = _mm512_cmplt_epu32_mask((__m512i)(v - static_cast<int32_t>(begin)),
+                                               _mm512_set1_epi32(static_cast<int>(end - begin)));
+  const U16 index = U16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + base;
+  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(in, (__m512i)index));
+  return static_cast<size_t>(__builtin_popcount(in));
+#else
+  const PartInt in = (v >= static_cast<int32_t>(begin)) & (v < static_cast<int32_t>(end));
+  size_t n = 0;
+#if defined(__AVX2__)
+  for (auto left = static_cast<uint32_t>(_mm256_movemask_ps((__m256)in)); left != 0; left &= left - 1)
+    out[n++] = base + static_cast<uint32_t>(__builtin_ctz(left));
+#else
+  for (uint32_t i = 0; i < kPartLanes; ++i) {
+    out[n] = base + i;
+    n -= static_cast<size_t>(in[i]);
+  }
+#endif
+  return n;
+#endif
 }
 
 }  // namespace

@@ -1,0 +1,164 @@
+// Growing, shrinking and rolling upgrades under load: nothing fails, nothing changes, and work goes on.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
+
+#include "tests/cluster/completions.h"
+#include "tests/cluster/fault_flags.h"
+#include "tests/cluster/keeper.h"
+#include "tests/cluster/load.h"
+#include "tests/cluster/router_load.h"
+
+namespace conclave {
+namespace {
+
+constexpr uint32_t kStreams = 16;
+constexpr Nanos kLimit = 60 * kSecond;
+constexpr Nanos kWindow = 2 * kSecond;  // of the rates before and after
+
+// Whether there are so many shards, and every process is ready.
+bool whole(Keeper& keeper, ProcessCluster& cluster, size_t shards) {
+  if (cluster.metric("scheduler", "conclave_scheduler_shards") != static_cast<double>(shards)) return false;
+  for (const std::string& name : keeper.names()) {
+    if (!keeper.process(name).running()) return false;
+    const auto answer = http_get(cluster.ops(name), "/readyz");
+    if (!answer.ok() || answer->code != 200) return false;
+  }
+  return true;
+}
+
+struct ScaleTest : ::testing::Test {
+  ScaleTest()
+      : cluster([] {
+          ClusterShape shape;
+          shape.model = demo_model();
+          shape.shards = 1;
+          return shape;
+        }()),
+        keeper(cluster) {}
+
+  bool ready(size_t shards) { return whole(keeper, cluster, shards); }
+
+  // Tokens a second while `act` runs; the least that counts is a window.
+  double rate(Load& load, const std::function<void()>& act) {
+    const uint64_t tokens = load.report().tokens;
+    const TimePoint begin = steady_now();
+    act();
+    return static_cast<double>(load.report().tokens - tokens) /
+           (static_cast<double>(steady_now() - begin) * 1e-9);
+  }
+
+  double warmed_bytes() {
+    double sum = 0;
+    for (const std::string& name : keeper.names()) {
+      if (name.starts_with("shard"))
+        sum += std::max(0.0, cluster.metric(name, "conclave_expert_warmed_weight_bytes_total"));
+    }
+    return sum;
+  }
+
+  void row(const char* what, double before, double during, double after, double bytes) {
+    std::ostringstream line;
+    line << std::fixed << std::setprecision(0) << "| " << what << " | " << before << " | " << during << " | "
+         << after << " | " << std::setprecision(2) << during / std::min(before, after) << " | "
+         << bytes / (1 << 20) << " |";
+    table_line(line.str());
+  }
+
+  ProcessCluster cluster;
+  Keeper keeper;
+};
+
+TEST_F(ScaleTest, FromOneShardToFiveAndBackToTwoUnderLoad) {
+  ASSERT_TRUE(cluster.wait_ready());
+  Load load(*cluster.gateway, fault_free_tokens(), {.concurrency = kStreams});
+  ASSERT_TRUE(keeper.tend_until([&] { return load.running() == kStreams; }, kLimit));
+  const auto window = [&] { keeper.tend_for(kWindow); };
+  const double one = rate(load, window);
+  const double bytes_of_one = warmed_bytes();
+  const double up = rate(load, [&] {
+    for (size_t i = 1; i < 5; ++i) {
+      cluster.shards.emplace_back();
+      keeper.start("shard" + std::to_string(i));
+    }
+    EXPECT_TRUE(keeper.tend_until([&] { return ready(5); }, kLimit)) << cluster.scheduler.log();
+  });
+  const double bytes_of_five = warmed_bytes();
+  const double five = rate(load, window);
+  const double down = rate(load, [&] {
+    for (size_t i = 4; i >= 2; --i) {
+      const std::string name = "shard" + std::to_string(i);
+      keeper.let_go(name);
+      Process& process = keeper.process(name);
+      process.signal(SIGTERM);
+      EXPECT_TRUE(keeper.tend_until([&] { return !process.running(); }, kLimit)) << process.log();
+      EXPECT_EQ(process.wait(0), 0) << process.log();
+    }
+    EXPECT_TRUE(keeper.tend_until([&] { return ready(2); }, kLimit)) << cluster.scheduler.log();
+  });
+  const double two = rate(load, window);
+  load.stop();
+  ASSERT_TRUE(keeper.tend_until([&] { return load.over(); }, kLimit));
+  const LoadReport report = load.report();
+  EXPECT_EQ(report.wrong, 0u) << ::testing::PrintToString(report.faults);
+  EXPECT_EQ(report.refused, 0u);
+  EXPECT_GT(report.completed, kStreams);
+  EXPECT_EQ(keeper.settle(kLimit), "");
+  // Work goes on. How fast is measured, not asserted: processes that start take the cores of a small machine.
+  EXPECT_GT(up, 0);
+  EXPECT_GT(down, 0);
+  table_line("| change | before, tokens/s | during | after | during / lower of both | MiB read |");
+  table_line("|---|---|---|---|---|---|");
+  row("1 to 5 shards", one, up, five, bytes_of_five - bytes_of_one);
+  row("5 to 2 shards", five, down, two, std::max(0.0, warmed_bytes() - bytes_of_five));
+}
+
+// Every process is told to end and started again, one after the other, as an upgrade does it.
+TEST(RollingTest, EveryProcessIsReplacedUnderLoad) {
+  ClusterShape shape;
+  shape.model = demo_model();
+  shape.workers = 2;
+  shape.shards = 3;
+  ProcessCluster cluster(shape);
+  cluster.start_router();
+  Keeper keeper(cluster, /*with_router=*/true);
+  ASSERT_TRUE(cluster.wait_ready());
+  ASSERT_TRUE(cluster.wait_router_ready());
+  const auto tokens = static_cast<uint32_t>(fault_free_tokens()[0].size());
+  std::vector<std::string> texts;
+  for (uint32_t i = 0; i < 4; ++i) texts.push_back(complete(cluster.http_address(), i, tokens, false));
+  Load load(*cluster.gateway, fault_free_tokens(), {.concurrency = kStreams});
+  RouterLoad clients(cluster.http_address(), texts, tokens, 4);
+  ASSERT_TRUE(
+      keeper.tend_until([&] { return load.running() == kStreams && clients.running() == 4; }, kLimit));
+  const std::vector<std::string> names = keeper.names();
+  for (const std::string& name : names) {
+    keeper.let_go(name);
+    Process& process = keeper.process(name);
+    process.signal(SIGTERM);
+    ASSERT_TRUE(keeper.tend_until([&] { return !process.running(); }, kLimit)) << name;
+    EXPECT_EQ(process.wait(0), 0) << name << ":\n" << process.log();
+    keeper.expect(name);
+    keeper.start(name);
+    ASSERT_TRUE(keeper.tend_until([&] { return whole(keeper, cluster, 3); }, kLimit)) << name;
+    const TimePoint back = steady_now();
+    ASSERT_TRUE(keeper.tend_until([&] { return load.all_moved(back); }, kLimit)) << name;
+  }
+  load.stop();
+  clients.stop();
+  ASSERT_TRUE(keeper.tend_until([&] { return load.over() && clients.over(); }, kLimit));
+  const LoadReport direct = load.report(), routed = clients.report();
+  EXPECT_EQ(direct.wrong, 0u) << ::testing::PrintToString(direct.faults);
+  EXPECT_EQ(routed.wrong, 0u) << ::testing::PrintToString(routed.faults);
+  EXPECT_EQ(clients.lost(), 0u) << "a router that is told to end lets its streams end";
+  EXPECT_EQ(direct.refused, 0u);
+  EXPECT_GT(direct.completed, 0u);
+  EXPECT_GT(routed.completed, 0u);
+  EXPECT_EQ(keeper.settle(kLimit), "");
+}
+
+}  // namespace
+}  // namespace conclave
