@@ -37,8 +37,12 @@ Status run(Service& service) {
                        bytes == 0 ? 1.0 : static_cast<double>(warmed) / static_cast<double>(bytes)};
   };
   return serve_member<Worker, WorkerMetrics>(
-      service, member, {config.attention.drain_time, "joining the cluster", step},
-      [&](const WorkerMetrics& seen, MetricSink& sink) { export_metrics(seen, options.kv_blocks, sink); });
+      service, member, {config.attention.drain_time, "joining the cluster", step, "the running step"},
+      [&](const WorkerMetrics& seen, MetricSink& sink) { export_metrics(seen, options.kv_blocks, sink); },
+      // What only goes round in circles, such as rows sent again, is no progress.
+      [](const WorkerMetrics& seen) {
+        return seen.steps + static_cast<uint64_t>(seen.attention_ns + seen.combine_ns + seen.head_ns);
+      });
 }
 
 }  // namespace

@@ -36,8 +36,11 @@ Status run(Service& service) {
                        1 - static_cast<double>(seen.cold_experts) / static_cast<double>(seen.held_experts)};
   };
   return serve_member<Shard, ShardMetrics>(
-      service, member, {config.experts.drain_time, "warming experts", warm},
-      [](const ShardMetrics& seen, MetricSink& sink) { export_metrics(seen, sink); });
+      service, member, {config.experts.drain_time, "warming experts", warm, "the dispatches that wait"},
+      [](const ShardMetrics& seen, MetricSink& sink) { export_metrics(seen, sink); },
+      [](const ShardMetrics& seen) {
+        return seen.items + seen.groups + seen.expired_dispatches + seen.cancelled_dispatches;
+      });
 }
 
 }  // namespace

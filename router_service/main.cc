@@ -15,6 +15,8 @@ void export_metrics(const rpc::SchedulerClientMetrics& counts, MetricSink& sink)
                static_cast<double>(counts.connections));
   sink.counter("conclave_router_resubmitted_requests_total", "Requests sent again after a lost connection",
                static_cast<double>(counts.resubmissions));
+  sink.counter("conclave_router_adopted_requests_total", "Resumed streams taken over from the scheduler",
+               static_cast<double>(counts.adoptions));
   sink.counter("conclave_router_duplicate_tokens_total", "Tokens dropped because they had been delivered",
                static_cast<double>(counts.duplicate_tokens));
   sink.counter("conclave_router_invalid_scheduler_messages_total", "Messages that ended their connection",
@@ -40,8 +42,14 @@ Status run(Service& service) {
   rpc::ClientOptions control = config.control;
   control.target = config.scheduler.connect_address();
   rpc::SchedulerClient scheduler(control, service.name(), service.incarnation());
+  RouterConfig router = config.router;
+  router.stall_report = config.logging.stall_report;
   ASSIGN_OR_RETURN(const auto server,
-                   RouterServer::start(config.router, model, scheduler, *text, &service.metrics()));
+                   RouterServer::start(router, model, scheduler, *text, &service.metrics()));
+  auto watched = server->watch_progress(service.progress());
+  watched.push_back(service.progress().executor(
+      "the scheduler client's loop",
+      [&scheduler](std::function<void()> task) { scheduler.post(std::move(task)); }));
   const auto collector = service.metrics().add_collector(
       [&scheduler](MetricSink& sink) { export_metrics(scheduler.metrics(), sink); });
   const auto ready = service.ready_unless([&server] { return server->readiness().reasons; });

@@ -1,6 +1,9 @@
 #include "router_service/router_server.h"
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -233,6 +236,22 @@ class RouterServerImpl : public RouterServer {
             kFleetBegins + (kWarmUpBegins - kFleetBegins) * fleet.loaded_permille / 1000};
   }
 
+  std::vector<std::shared_ptr<void>> watch_progress(ProgressWatch& watch) override {
+    std::vector<std::shared_ptr<void>> guards;
+    if (http_)
+      guards.push_back(watch.executor("the threads for HTTP",
+                                      [this](std::function<void()> task) { http_->post(std::move(task)); }));
+    guards.push_back(watch.work(
+        "the threads for texts",
+        [this] {
+          const gateway::GatewayCounts counts = gateway_.counts();
+          return ProgressWatch::Work{counts.waiting_texts > 0, counts.done_texts,
+                                     std::to_string(counts.waiting_texts) + " requests wait for them"};
+        },
+        true));
+    return guards;
+  }
+
   void drain() override {
     gateway_.begin_drain();
     stop_watching();
@@ -254,6 +273,9 @@ class RouterServerImpl : public RouterServer {
 
  private:
   static constexpr Nanos kDrainFlush = 1 * kSecond;
+  static constexpr Nanos kStallLooks = 4;       // within stall_report
+  static constexpr size_t kMaxStallLines = 32;  // of one look; the counters have them all
+  static constexpr auto kHops = static_cast<size_t>(gateway::StallHop::kCount);
 
   StatusOr<size_t> reload() {
     auto keys = door_->reload_keys();
@@ -283,12 +305,41 @@ class RouterServerImpl : public RouterServer {
       const bool ready = readiness().ready();
       if (grpc_ && ready != serving) grpc_->set_serving(ready);
       if (round % kKeysEvery == 0) look_at_keys();
+      look_for_stalls(steady_now());
       lock.lock();
       serving_ = ready;
       if (ready) changed_.notify_all();
       changed_.wait_for(lock, std::chrono::nanoseconds(kReadinessPeriod), [this] { return stopping_; });
     }
   }
+  // Of the watcher's thread.
+  void look_for_stalls(TimePoint now) {
+    const Nanos limit = config_.stall_report;
+    if (limit <= 0 || now < next_stall_look_) return;
+    // A router that was itself stopped blames nobody for that time.
+    const bool late = next_stall_look_ > 0 && now - next_stall_look_ > limit / kStallLooks;
+    next_stall_look_ = now + limit / kStallLooks;
+    if (late) return;
+    std::array<uint64_t, kHops> found{};
+    std::map<RequestId, gateway::StallHop> stalled;
+    size_t lines = 0;
+    for (const gateway::StalledRequest& one : gateway_.stalled(now, limit)) {
+      const auto hop = static_cast<size_t>(one.hop);
+      ++found[hop];
+      stalled.emplace(one.id, one.hop);
+      const auto before = stalled_.find(one.id);
+      if (before != stalled_.end() && before->second == one.hop) continue;  // said already
+      stall_reports_[hop].fetch_add(1);
+      if (++lines > kMaxStallLines) continue;
+      log_warn("a request makes no progress", {{"stream", gateway::id_text(one.id)},
+                                               {"request_id", one.request_id},
+                                               {"hop", gateway::stall_hop_name(one.hop)},
+                                               {"stalled_ms", one.time / kMillisecond}});
+    }
+    stalled_ = std::move(stalled);
+    for (size_t hop = 0; hop < kHops; ++hop) stalled_now_[hop].store(found[hop]);
+  }
+
   void stop_watching() {
     {
       std::lock_guard lock(mutex_);
@@ -318,6 +369,14 @@ class RouterServerImpl : public RouterServer {
     for (size_t i = 0; i < static_cast<size_t>(gateway::Limit::kCount); ++i) {
       const auto limit = static_cast<gateway::Limit>(i);
       reached(gateway::limit_name(limit), gateway_.limits().count(limit));
+    }
+    for (size_t hop = 0; hop < kHops; ++hop) {
+      const MetricLabels label = {
+          {"hop", std::string(gateway::stall_hop_name(static_cast<gateway::StallHop>(hop)))}};
+      sink.gauge("conclave_stalled_requests", "Requests without progress, by what they wait for",
+                 static_cast<double>(stalled_now_[hop].load()), label);
+      sink.counter("conclave_stall_reports_total", "Requests found without progress, by what they wait for",
+                   static_cast<double>(stall_reports_[hop].load()), label);
     }
     sink.counter("conclave_router_warm_ups_total",
                  "Warm-up tokens sent through a fleet that had become whole",
@@ -374,6 +433,9 @@ class RouterServerImpl : public RouterServer {
   std::unique_ptr<GrpcFront> grpc_;
   std::unique_ptr<AdminServer> admin_;
   std::thread watcher_;
+  TimePoint next_stall_look_ = 0;                   // the watcher's
+  std::map<RequestId, gateway::StallHop> stalled_;  // the watcher's: as last reported
+  std::array<std::atomic<uint64_t>, kHops> stalled_now_{}, stall_reports_{};
   std::unique_ptr<MetricsRegistry::CollectorHandle> collector_;
 };
 

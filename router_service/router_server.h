@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
@@ -13,6 +14,7 @@
 #include "libs/ports/scheduler_port.h"
 #include "libs/telemetry/metrics.h"
 #include "libs/telemetry/ops_server.h"
+#include "libs/telemetry/progress_watch.h"
 #include "router_service/gateway/text_codec.h"
 
 namespace conclave::router {
@@ -42,6 +44,9 @@ class RouterServer {
   virtual Status wait_ready(Nanos limit) = 0;
   // How far the start is, for /startupz: the fleet's weights, then the warm-up. Any thread.
   virtual StartupStep startup_step() const = 0;
+  // What `watch` is to look at: the threads that serve HTTP, and those for texts. Until the returned guards
+  // are destroyed, before the server.
+  [[nodiscard]] virtual std::vector<std::shared_ptr<void>> watch_progress(ProgressWatch& watch) = 0;
   // Refuses new requests, lets those in progress finish within config.drain_time, ends what is left. Blocks.
   virtual void drain() = 0;
 };

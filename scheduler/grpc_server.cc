@@ -144,9 +144,16 @@ class GatewayStream final : public Session, public GatewaySession {
     rpc::to_proto(welcome, out.mutable_welcome());
     write(out);
   }
-  void reply(RequestId request, const Status& status) override {
+  void reply(RequestId request, const Status& status, bool resumable) override {
     pb::GatewayDown out;
     rpc::to_proto(request, status, out.mutable_submit_reply());
+    out.mutable_submit_reply()->set_resumable(resumable);
+    write(out);
+  }
+  void reply_adopt(RequestId request, const Status& status, const AdoptedRequest* adopted) override {
+    pb::GatewayDown out;
+    rpc::to_proto(request, status, adopted, out.mutable_adopt_reply());
+    flush();  // tokens held back may be of the one who had it
     write(out);
   }
   void tokens(const TokenEvent& event) override {
@@ -203,7 +210,7 @@ class GatewayStream final : public Session, public GatewaySession {
           StatusOr<RequestId> id = rpc::from_proto(message.submit().id());
           if (!id.ok()) return invalid(id.status());
           ++context_->counters.invalid;
-          reply(*id, request.status());
+          reply(*id, request.status(), false);
           this->processed(1);
           return OkStatus();
         }
@@ -218,9 +225,21 @@ class GatewayStream final : public Session, public GatewaySession {
         context_->loop.on_gateway_cancel(session_, *id, choice);
         break;
       }
-      case pb::GatewayUp::kAdopt:
-      case pb::GatewayUp::kRelease:
-        return invalid(invalid_argument("a message of a newer release"));
+      case pb::GatewayUp::kAdopt: {
+        StatusOr<RequestId> id = rpc::from_proto(message.adopt().id());
+        if (!id.ok()) return invalid(id.status());
+        if (message.adopt().tenant().size() > rpc::kMaxNameBytes) {
+          return invalid(invalid_field("adopt.tenant", "adopt.tenant is too long"));
+        }
+        context_->loop.on_gateway_adopt(session_, *id, message.adopt().tenant());
+        break;
+      }
+      case pb::GatewayUp::kRelease: {
+        StatusOr<RequestId> id = rpc::from_proto(message.release().id());
+        if (!id.ok()) return invalid(id.status());
+        context_->loop.on_gateway_release(session_, *id, message.release().finished());
+        break;
+      }
       case pb::GatewayUp::kHeartbeat:
         this->processed(1);
         return OkStatus();

@@ -14,8 +14,12 @@ namespace conclave::scheduler {
 // --- Driver: what happens on the executor
 // -------------------------------------------------------------------------
 
-SchedulerLoop::Driver::Driver(SchedulerOptions options, Executor& executor)
-    : max_inbox_submissions_(options.max_inbox_submissions), executor_(executor), core_(options) {
+SchedulerLoop::Driver::Driver(SchedulerOptions options, Executor& executor,
+                              std::function<void(const ReportStall&)> on_stall)
+    : max_inbox_submissions_(options.max_inbox_submissions),
+      executor_(executor),
+      on_stall_(std::move(on_stall)),
+      core_(options) {
   metrics_ = core_.metrics();
   fleet_ = core_.fleet();
 }
@@ -139,10 +143,27 @@ void SchedulerLoop::Driver::perform(ReplySubmit& action) {
     CONCLAVE_CHECK(observer != nullptr);
     if (!action.status.ok()) return observer->on_refused(action.status);
     observers_[action.request] = {observer, submitting_choices_};
+    if (action.resumable) observer->on_resumable();
     return observer->on_accepted();
   }
   const auto it = gateways_.find(action.gateway);
-  if (it != gateways_.end()) it->second->reply(action.request, action.status);
+  if (it != gateways_.end()) it->second->reply(action.request, action.status, action.resumable);
+}
+
+void SchedulerLoop::Driver::perform(ReplyAdopt& action) {
+  if (action.gateway == local_gateway_) {
+    const std::shared_ptr<RequestObserver> observer = std::exchange(submitting_, nullptr);
+    CONCLAVE_CHECK(observer != nullptr);
+    if (!action.status.ok()) return observer->on_refused(action.status);
+    observers_[action.request] = {observer, action.adopted->request.choices};
+    return observer->on_adopted(*action.adopted);
+  }
+  const auto it = gateways_.find(action.gateway);
+  if (it != gateways_.end()) it->second->reply_adopt(action.request, action.status, action.adopted.get());
+}
+
+void SchedulerLoop::Driver::perform(ReportStall& action) {
+  if (on_stall_) on_stall_(action);
 }
 
 void SchedulerLoop::Driver::perform(ReplyDrain& action) {
@@ -173,6 +194,13 @@ void SchedulerLoop::Driver::submit_local(AcceptedRequest request, std::shared_pt
   submitting_choices_ = request.choices;
   for (const DeliveredChoice& choice : request.delivered) submitting_choices_ -= choice.ended;
   feed(Submit{local_gateway_, std::move(request)});
+  CONCLAVE_CHECK(submitting_ == nullptr);
+}
+
+void SchedulerLoop::Driver::adopt_local(RequestId id, std::string tenant,
+                                        std::shared_ptr<RequestObserver> observer) {
+  submitting_ = std::move(observer);
+  feed(Adopt{local_gateway_, id, std::move(tenant)});
   CONCLAVE_CHECK(submitting_ == nullptr);
 }
 
@@ -207,8 +235,9 @@ void SchedulerLoop::Driver::member_closed(SessionId session, Status cause) {
 // --- SchedulerLoop
 // ------------------------------------------------------------------------------------------------
 
-SchedulerLoop::SchedulerLoop(SchedulerOptions options, Executor& executor)
-    : driver_(std::make_shared<Driver>(options, executor)) {
+SchedulerLoop::SchedulerLoop(SchedulerOptions options, Executor& executor,
+                             std::function<void(const ReportStall&)> on_stall)
+    : driver_(std::make_shared<Driver>(options, executor, std::move(on_stall))) {
   driver_->start();
 }
 
@@ -249,7 +278,7 @@ void SchedulerLoop::on_gateway_submit(SessionId session, AcceptedRequest request
   if (!counted && !request.resubmitted) {
     driver_->push([session, id = request.id](Driver& driver) {
       const auto it = driver.gateways_.find(session);
-      if (it != driver.gateways_.end()) it->second->reply(id, driver.inbox_full());
+      if (it != driver.gateways_.end()) it->second->reply(id, driver.inbox_full(), false);
     });
     return;
   }
@@ -262,6 +291,18 @@ void SchedulerLoop::on_gateway_submit(SessionId session, AcceptedRequest request
 void SchedulerLoop::on_gateway_cancel(SessionId session, RequestId request, std::optional<uint32_t> choice) {
   driver_->push([session, request, choice](Driver& driver) {
     if (driver.gateways_.contains(session)) driver.feed(Cancel{session, request, choice});
+  });
+}
+
+void SchedulerLoop::on_gateway_adopt(SessionId session, RequestId request, std::string tenant) {
+  driver_->push([session, request, tenant = std::move(tenant)](Driver& driver) {
+    if (driver.gateways_.contains(session)) driver.feed(Adopt{session, request, tenant});
+  });
+}
+
+void SchedulerLoop::on_gateway_release(SessionId session, RequestId request, bool finished) {
+  driver_->push([session, request, finished](Driver& driver) {
+    if (driver.gateways_.contains(session)) driver.feed(Release{session, request, finished});
   });
 }
 
@@ -292,6 +333,23 @@ void SchedulerLoop::cancel(RequestId id) {
 
 void SchedulerLoop::cancel_choice(RequestId id, uint32_t choice) {
   driver_->push([id, choice](Driver& driver) { driver.feed(Cancel{driver.local_gateway_, id, choice}); });
+}
+
+void SchedulerLoop::adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) {
+  CONCLAVE_CHECK(observer != nullptr);
+  driver_->push([id, tenant = std::move(tenant), observer = std::move(observer)](Driver& driver) {
+    driver.adopt_local(id, tenant, observer);
+  });
+}
+
+void SchedulerLoop::release(RequestId id, const RequestObserver& observer, bool finished) {
+  // Compared only: it may be gone by then, and nobody else can be at its place while the entry keeps it.
+  driver_->push([id, observer = &observer, finished](Driver& driver) {
+    const auto it = driver.observers_.find(id);
+    if (it == driver.observers_.end() || it->second.observer.get() != observer) return;
+    driver.observers_.erase(it);
+    driver.feed(Release{driver.local_gateway_, id, finished});
+  });
 }
 
 FleetInfo SchedulerLoop::fleet() const { return driver_->fleet(); }

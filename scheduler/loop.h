@@ -35,7 +35,10 @@ class GatewaySession {
  public:
   virtual ~GatewaySession() = default;
   virtual void welcome(const Welcome& welcome) = 0;
-  virtual void reply(RequestId request, const Status& status) = 0;  // OK: accepted
+  // OK: accepted, and `resumable` says whether its router_context is kept.
+  virtual void reply(RequestId request, const Status& status, bool resumable) = 0;
+  // OK: `adopted` is there (else null), and its tokens follow.
+  virtual void reply_adopt(RequestId request, const Status& status, const AdoptedRequest* adopted) = 0;
   // May be held back until flush(), which comes at the end of every round of events: what a round gives a
   // gateway can travel together.
   virtual void tokens(const TokenEvent& event) = 0;
@@ -48,7 +51,9 @@ class SchedulerLoop : public SchedulerPort {
  public:
   // The executor must outlive the loop. Destroy the loop on its executor, or once the executor runs no more
   // tasks.
-  SchedulerLoop(SchedulerOptions options, Executor& executor);
+  // `on_stall`, where given, hears on the executor of requests that make no progress.
+  SchedulerLoop(SchedulerOptions options, Executor& executor,
+                std::function<void(const ReportStall&)> on_stall = nullptr);
   ~SchedulerLoop() override;
   SchedulerLoop(const SchedulerLoop&) = delete;
   SchedulerLoop& operator=(const SchedulerLoop&) = delete;
@@ -63,12 +68,16 @@ class SchedulerLoop : public SchedulerPort {
   void on_gateway_submit(SessionId session, AcceptedRequest request);
   // Without a choice: all of them.
   void on_gateway_cancel(SessionId session, RequestId request, std::optional<uint32_t> choice);
+  void on_gateway_adopt(SessionId session, RequestId request, std::string tenant);
+  void on_gateway_release(SessionId session, RequestId request, bool finished);
   void gateway_closed(SessionId session, Status cause);
 
   // --- a gateway of this process.
   void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) override;
   void cancel(RequestId id) override;
   void cancel_choice(RequestId id, uint32_t choice) override;
+  void adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) override;
+  void release(RequestId id, const RequestObserver& observer, bool finished) override;
   FleetInfo fleet() const override;
 
   // --- a member of this process. Call it on member_executor or before that runs, since the handler may be

@@ -18,7 +18,7 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
  public:
   using Work = std::function<void(Driver&)>;
 
-  Driver(SchedulerOptions options, Executor& executor);
+  Driver(SchedulerOptions options, Executor& executor, std::function<void(const ReportStall&)> on_stall);
   void start();
   void shut_down();
 
@@ -56,17 +56,21 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   void feed(Event event);
   void apply(Actions actions);
   void submit_local(AcceptedRequest request, std::shared_ptr<RequestObserver> observer);
+  void adopt_local(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer);
   void perform(SendMember& action);
   void perform(CloseMember& action);
   void perform(SendWelcome& action);
   void perform(CloseGateway& action);
   void perform(ReplySubmit& action);
+  void perform(ReplyAdopt& action);
   void perform(ReplyDrain& action);
   void perform(SendTokens& action);
   void perform(SendFleet& action);
+  void perform(ReportStall& action);
 
   const uint32_t max_inbox_submissions_;
   Executor& executor_;
+  const std::function<void(const ReportStall&)> on_stall_;
   std::atomic<uint64_t> next_session_{1};
   std::atomic<uint32_t> inbox_submissions_{0};
   SessionId local_gateway_;  // set before anything is posted

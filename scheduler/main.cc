@@ -1,6 +1,7 @@
 // conclave-scheduler: membership, placement and batching for the whole cluster.
 #include <memory>
 
+#include "libs/base/id_text.h"
 #include "libs/runtime/loop_executor.h"
 #include "libs/service/service.h"
 #include "libs/telemetry/log.h"
@@ -20,15 +21,23 @@ GrpcServerOptions server_options(const ClusterConfig& config) {
   return options;
 }
 
+void log_stall(const ReportStall& stall) {
+  log_warn("a request makes no progress", {{"stream", id_text(stall.request)},
+                                           {"hop", stall_hop_name(stall.hop)},
+                                           {"detail", stall.detail},
+                                           {"stalled_ms", stall.stalled / kMillisecond}});
+}
+
 Status run(Service& service) {
   const ClusterConfig& config = service.config();
   RETURN_IF_ERROR(service.start_ops(config.scheduler.ops_listen, "scheduler.ops_listen"));
   SchedulerOptions options = config.scheduler.options;
   options.incarnation = service.incarnation();
+  options.stall_report_ms = static_cast<uint32_t>(config.logging.stall_report / kMillisecond);
 
   LoopThread thread(LoopExecutor::Options{.spin_ns = 0});
   std::unique_ptr<SchedulerLoop> loop;
-  thread.loop().call([&] { loop = std::make_unique<SchedulerLoop>(options, thread.loop()); });
+  thread.loop().call([&] { loop = std::make_unique<SchedulerLoop>(options, thread.loop(), log_stall); });
   auto server = GrpcServer::start(server_options(config), *loop, thread.loop(),
                                   [](const std::string& peer, const Status& cause) {
                                     log_info("session ended", {{"peer", peer}, {"cause", cause}});
@@ -45,6 +54,18 @@ Status run(Service& service) {
     const auto ready = service.ready_unless([&loop]() -> std::vector<std::string> {
       const FleetInfo fleet = loop->fleet();
       return fleet.ready ? std::vector<std::string>{} : std::vector<std::string>{fleet.not_ready};
+    });
+    const auto loop_watch = service.progress().executor(
+        "the scheduler's loop",
+        [&thread](std::function<void()> task) { thread.loop().post(std::move(task)); });
+    const auto work_watch = service.progress().work("the cluster's work", [&loop] {
+      const SchedulerMetrics seen = loop->metrics();
+      ProgressWatch::Work work;
+      work.busy = seen.requests_waiting + seen.requests_running > 0;
+      work.done = seen.steps_retired;
+      work.detail = std::to_string(seen.requests_waiting) + " requests wait, " +
+                    std::to_string(seen.requests_running) + " run, and no worker has finished a step";
+      return work;
     });
     grpc.set_serving(true);
     service.started({{"grpc", grpc.address()}});

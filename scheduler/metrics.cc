@@ -1,6 +1,7 @@
 #include "scheduler/metrics.h"
 
 #include <cstdint>
+#include <string>
 
 namespace conclave::scheduler {
 namespace {
@@ -35,6 +36,26 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   };
   counter("conclave_scheduler_reattached_requests_total", "Requests taken up again by their router",
           m.requests_reattached);
+  counter("conclave_scheduler_adopted_requests_total", "Resumable requests taken over by a router",
+          m.requests_adopted);
+  counter("conclave_scheduler_released_requests_total",
+          "Resumable requests whose router let go of them: their client left, or their text had ended",
+          m.requests_released);
+  counter("conclave_scheduler_refused_adoptions_total", "Requests that a router could not take over",
+          m.adoptions_refused);
+  counter("conclave_scheduler_refused_contexts_total",
+          "Requests not resumable for want of room (bounds: scheduler.max_router_context_bytes, "
+          "scheduler.max_router_context_total_bytes)",
+          m.contexts_refused);
+  counter("conclave_scheduler_dropped_resumable_requests_total",
+          "Ended requests forgotten before their time (bounds: scheduler.max_resumable_requests, "
+          "scheduler.max_resumable_bytes)",
+          m.resumable_dropped);
+  for (size_t hop = 0; hop < m.stalls_reported.size(); ++hop) {
+    sink.counter("conclave_stall_reports_total", "Requests found without progress, by what they wait for",
+                 number(m.stalls_reported[hop]),
+                 {{"hop", std::string(stall_hop_name(static_cast<StallHop>(hop)))}});
+  }
   counter("conclave_scheduler_replayed_sequences_total",
           "Sequences of lost workers, computed again elsewhere", m.sequences_replayed);
   counter("conclave_scheduler_preempted_sequences_total",
@@ -78,6 +99,18 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   gauge("conclave_scheduler_waiting_tokens", "Prompt tokens of waiting requests", m.tokens_waiting);
   gauge("conclave_scheduler_running_requests", "Requests running", m.requests_running);
   gauge("conclave_scheduler_detached_requests", "Requests whose router is away", m.requests_detached);
+  gauge("conclave_scheduler_resumable_requests",
+        "Ended requests kept to be resumed (bound: scheduler.max_resumable_requests)", m.requests_resumable);
+  gauge("conclave_scheduler_resumable_bytes", "Their bytes (bound: scheduler.max_resumable_bytes)",
+        m.resumable_bytes);
+  gauge("conclave_scheduler_router_context_bytes",
+        "Contexts of resumable requests (bound: scheduler.max_router_context_total_bytes)",
+        m.router_context_bytes);
+  for (size_t hop = 0; hop < m.requests_stalled.size(); ++hop) {
+    sink.gauge("conclave_stalled_requests", "Requests without progress, by what they wait for",
+               number(m.requests_stalled[hop]),
+               {{"hop", std::string(stall_hop_name(static_cast<StallHop>(hop)))}});
+  }
   gauge("conclave_scheduler_workers", "Attention workers", m.workers);
   gauge("conclave_scheduler_shards", "Expert shards", m.shards);
   gauge("conclave_scheduler_gateways", "Routers", m.gateways);

@@ -1,5 +1,7 @@
 // Connections of the exchange: who is up, who waits for credits, how long a dispatch may take.
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "attention_service/core/expert_exchange.h"
@@ -37,6 +39,23 @@ bool ExpertExchange::is_up(Incarnation shard) const {
 uint32_t ExpertExchange::peers_up() const {
   return static_cast<uint32_t>(
       std::count_if(peers_.begin(), peers_.end(), [](const auto& p) { return p.second.up; }));
+}
+
+std::string ExpertExchange::waiting_for() const {
+  std::map<Incarnation, size_t> owed;
+  for (const auto& [seq, flight] : flights_) {
+    if (flight.state == FlightState::kActive) owed[flight.shard] += flight.pairs.size();
+  }
+  std::string out;
+  for (const auto& [shard, items] : owed) {
+    const int at = placement_.find_shard(shard);
+    out += (out.empty() ? "" : ", ") + std::to_string(items) + " rows are at " +
+           (at < 0 ? "a shard that left" : placement_.shards()[static_cast<size_t>(at)].name);
+  }
+  size_t held = 0;
+  for (const Lane& lane : lanes_) held += lane.held.size();
+  if (held > 0) out += (out.empty() ? "" : ", ") + std::to_string(held) + " rows have no shard to go to";
+  return out;
 }
 
 void ExpertExchange::count_peers() { metrics_.peers_up = peers_up(); }

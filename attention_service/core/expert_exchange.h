@@ -65,6 +65,8 @@ class ExpertExchange {
   void forget_epoch() { epoch_floor_ = Epoch(); }
   // Shards whose connection stands.
   uint32_t peers_up() const;
+  // The shards whose answers are due, and rows that no shard is asked for, in words; empty: nothing is.
+  std::string waiting_for() const;
 
   void handle(TransportEvent& event);
 

@@ -58,6 +58,9 @@ class Worker final : public MemberHandler {
   Epoch epoch() const { return Epoch(epoch_.load(std::memory_order_relaxed)); }
   uint32_t loaded_permille() const { return loaded_permille_.load(std::memory_order_relaxed); }
   Heartbeat heartbeat() const { return {epoch(), loaded_permille()}; }
+  // Whether there is anything to compute, and whom the running step waits for, for people; empty: nobody.
+  bool busy() const { return step_.has_value() || !plans_.empty(); }
+  std::string waiting_for() const { return step_ ? exchange_.waiting_for() : std::string(); }
   // Any thread: whether a scheduler has welcomed it.
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -51,6 +52,9 @@ class Shard final : public MemberHandler {
   Heartbeat heartbeat() const {
     return {epoch(), loaded_permille(), held_experts_.load(std::memory_order_relaxed)};
   }
+  // Whether there is anything to compute, and whom that waits for: a shard computes what it has.
+  bool busy() const { return queue_.messages() > 0; }
+  std::string waiting_for() const { return {}; }
   // Whether a scheduler has welcomed this shard and its assigned experts are warm.
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
 

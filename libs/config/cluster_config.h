@@ -56,6 +56,7 @@ struct RouterConfig {
   std::string api_keys_file;  // empty: nobody is asked for a key
   bool trust_without_keys = false;
   bool access_log = true;
+  Nanos stall_report = 30 * kSecond;  // not of the file's section: logging.stall_report_s
 };
 
 struct ProcessorConfig {

@@ -101,6 +101,8 @@ class HttpServerImpl : public HttpServer {
     return counts;
   }
 
+  void post(std::function<void()> task) override { asio::post(state_->context, std::move(task)); }
+
   void drain() override {
     state_->draining.store(true);
     asio::post(strand_, [this] { stop_accepting(); });

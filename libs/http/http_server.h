@@ -134,6 +134,8 @@ class HttpServer {
   virtual std::string address() const = 0;  // "host:port" as really bound
   virtual uint16_t port() const = 0;
   virtual HttpCounts counts() const = 0;
+  // Runs the task soon on one of its threads; dropped when the server ends first.
+  virtual void post(std::function<void()> task) = 0;
   // Takes no new connection, closes idle ones, and each other one after the response in progress. Any thread.
   virtual void drain() = 0;
 };

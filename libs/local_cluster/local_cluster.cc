@@ -13,7 +13,8 @@ namespace conclave {
 class LocalCluster::FleetWatch final : public scheduler::GatewaySession {
  public:
   void welcome(const Welcome&) override {}
-  void reply(RequestId, const Status&) override {}
+  void reply(RequestId, const Status&, bool) override {}
+  void reply_adopt(RequestId, const Status&, const AdoptedRequest*) override {}
   void tokens(const TokenEvent&) override {}
   void close(const Status&) override {}
   void fleet(const FleetInfo& fleet) override {

@@ -52,6 +52,8 @@ void to_proto(const FleetInfo& from, pb::FleetInfo* to);
 void to_proto(const ToMember& from, pb::MemberDown* to);
 void to_proto(const FromMember& from, pb::MemberUp* to);
 void to_proto(RequestId id, const Status& status, pb::SubmitReply* to);
+// `adopted` is null exactly when the status is not OK.
+void to_proto(RequestId id, const Status& status, const AdoptedRequest* adopted, pb::AdoptReply* to);
 
 StatusOr<RequestId> from_proto(const pb::RequestId& from);
 StatusOr<SamplingParams> from_proto(const pb::SamplingParams& from);
@@ -72,7 +74,15 @@ StatusOr<FromMember> from_proto(const pb::MemberUp& from);
 struct SubmitAnswer {
   RequestId id;
   Status status;  // OK: accepted
+  bool resumable = false;
 };
 StatusOr<SubmitAnswer> from_proto(const pb::SubmitReply& from);
+
+struct AdoptAnswer {
+  RequestId id;
+  Status status;
+  AdoptedRequest adopted;  // when OK
+};
+StatusOr<AdoptAnswer> from_proto(const pb::AdoptReply& from);
 
 }  // namespace conclave::rpc

@@ -21,6 +21,7 @@ void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to) {
   to->set_resubmitted(from.resubmitted);
   to->set_priority(from.priority);
   to->set_cache_salt(wire_text(from.cache_salt, kMaxCacheSaltBytes));
+  to->set_router_context(from.router_context);
 }
 
 StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
@@ -52,6 +53,8 @@ StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
   to.resubmitted = from.resubmitted();
   to.priority = from.priority();
   to.cache_salt = from.cache_salt();
+  RETURN_IF_ERROR(check_text("router_context", from.router_context(), kMaxRouterContextBytes));
+  to.router_context = from.router_context();
   return to;
 }
 
@@ -75,6 +78,33 @@ StatusOr<SubmitAnswer> from_proto(const pb::SubmitReply& from) {
     RETURN_IF_ERROR(check_duration("submit_reply.retry_after_ns", from.retry_after_ns(), kMaxDuration));
     to.status = with_retry_after(to.status, from.retry_after_ns());
   }
+  to.resumable = from.resumable();
+  return to;
+}
+
+void to_proto(RequestId id, const Status& status, const AdoptedRequest* adopted, pb::AdoptReply* to) {
+  to_proto(id, to->mutable_id());
+  to->set_code(static_cast<uint32_t>(status.code()));
+  to->set_message(wire_text(message_of(status)));
+  if (adopted == nullptr) return;
+  to_proto(adopted->request, to->mutable_request());
+  to->set_generated(adopted->generated);
+}
+
+StatusOr<AdoptAnswer> from_proto(const pb::AdoptReply& from) {
+  AdoptAnswer to;
+  ASSIGN_OR_RETURN(to.id, from_proto(from.id()));
+  RETURN_IF_ERROR(check_enum("adopt_reply.code", static_cast<int>(from.code()), 0, 16));
+  RETURN_IF_ERROR(check_text("adopt_reply.message", from.message(), kMaxTextBytes));
+  if (from.code() != 0) {
+    to.status = make_status(static_cast<StatusCode>(from.code()), from.message());
+    return to;
+  }
+  ASSIGN_OR_RETURN(to.adopted.request, from_proto(from.request()));
+  if (!(to.adopted.request.id == to.id)) {
+    return invalid_field("adopt_reply.request.id", "adopt_reply.request.id is another request's");
+  }
+  to.adopted.generated = from.generated();
   return to;
 }
 
@@ -166,6 +196,7 @@ void to_proto(const FleetInfo& from, pb::FleetInfo* to) {
   to->set_model_fingerprint(wire_text(from.model_fingerprint, kMaxNameBytes));
   to->set_loaded_permille(from.loaded_permille);
   to->set_shard_set(from.shard_set);
+  to->set_max_router_context_bytes(from.max_router_context_bytes);
 }
 
 StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from) {
@@ -177,6 +208,9 @@ StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from) {
   FleetInfo to;
   to.loaded_permille = from.loaded_permille();
   to.shard_set = from.shard_set();
+  RETURN_IF_ERROR(check_at_most("fleet.max_router_context_bytes", from.max_router_context_bytes(),
+                                kMaxRouterContextBytes));
+  to.max_router_context_bytes = from.max_router_context_bytes();
   to.ready = from.ready();
   to.not_ready = from.not_ready();
   to.max_positions = from.max_positions();

@@ -103,13 +103,44 @@ void OpenRequests::disconnected(TimePoint now) {
   }
 }
 
-void OpenRequests::on_reply(RequestId id, const Status& status, TimePoint now) {
+void OpenRequests::adopt(const AdoptedRequest& adopted, std::shared_ptr<RequestObserver> observer,
+                         TimePoint now) {
+  const RequestId id = adopted.request.id;
+  drop(id);
+  Open& open = open_[id];
+  open.deadline = adopted.request.time_left > kNever - now ? kNever : now + adopted.request.time_left;
+  open.request = adopted.request;
+  open.request.delivered.assign(open.request.choices, {});
+  open.request.prompt_logprobs_delivered = 0;
+  open.choice_cancelled.resize(open.request.choices);
+  open.running = open.request.choices;
+  open.observer = observer;
+  open.arrival = next_arrival_++;
+  open.sent = open.ever_sent = open.accepted = true;
+  schedule(id, open);
+  observer->on_adopted(adopted);
+}
+
+void OpenRequests::drop(RequestId id) {
+  if (const auto at = open_.find(id); at != open_.end()) erase(at);
+}
+
+bool OpenRequests::release(RequestId id, const RequestObserver* observer, bool connected) {
+  const auto at = open_.find(id);
+  if (at == open_.end() || at->second.observer.get() != observer) return false;
+  const bool tell = connected && at->second.sent;
+  erase(at);
+  return tell;
+}
+
+void OpenRequests::on_reply(RequestId id, const Status& status, TimePoint now, bool resumable) {
   const auto at = open_.find(id);
   if (at == open_.end()) return;
   Open& open = at->second;
   if (status.ok()) {
     if (open.accepted) return;  // a resubmission; the observer knows
     open.accepted = true;
+    if (resumable) open.observer->on_resumable();
     open.observer->on_accepted();
   } else if (!open.accepted && !open.cancelled && status.code() == StatusCode::kUnavailable &&
              now < open.patience) {

@@ -52,7 +52,14 @@ class OpenRequests {
 
   // UNAVAILABLE for a request that was never accepted and has time left means "not yet": it is kept for
   // retry().
-  void on_reply(RequestId id, const Status& status, TimePoint now);
+  void on_reply(RequestId id, const Status& status, TimePoint now, bool resumable = false);
+  // A request that the scheduler has just given to this gateway; its tokens follow.
+  void adopt(const AdoptedRequest& adopted, std::shared_ptr<RequestObserver> observer, TimePoint now);
+  // This observer lets go of its request, without a word to it; true when the scheduler must be told (only
+  // while connected).
+  bool release(RequestId id, const RequestObserver* observer, bool connected);
+  // The same, whoever has it; nobody is to be told.
+  void drop(RequestId id);
   // DATA_LOSS when the event leaves a gap: the connection cannot be trusted.
   Status on_tokens(const TokenEvent& event);
   // True when the scheduler must be told (only while connected); else the request has ended here.

@@ -1,6 +1,7 @@
 #include "libs/rpc/scheduler_client.h"
 
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -98,6 +99,9 @@ struct SchedulerClient::Impl {
     if (stopping) return;
     set_absent("no connection to the scheduler at " + options.target + ": " + message_of(cause));
     if (up) open.disconnected(loop.now());
+    for (Adopting& waiting : std::exchange(adopting, {})) {
+      if (waiting.observer) waiting.observer->on_refused(absent);
+    }
     // A connection that did not last counts as a failed attempt.
     if (up && loop.now() - up_since >= options.reconnect_max) backoff.reset();
     up = false;
@@ -135,11 +139,15 @@ struct SchedulerClient::Impl {
       case pb::GatewayDown::kSubmitReply: {
         StatusOr<SubmitAnswer> answer = from_proto(message.submit_reply());
         if (!answer.ok()) return invalid(answer.status());
-        open.on_reply(answer->id, answer->status, thread.loop().now());
+        open.on_reply(answer->id, answer->status, thread.loop().now(), answer->resumable);
         break;
       }
-      case pb::GatewayDown::kAdoptReply:
-        return invalid(invalid_argument("an answer to what was not asked"));
+      case pb::GatewayDown::kAdoptReply: {
+        StatusOr<AdoptAnswer> answer = from_proto(message.adopt_reply());
+        if (!answer.ok()) return invalid(answer.status());
+        if (Status taken = on_adopt_reply(*answer); !taken.ok()) return invalid(taken);
+        break;
+      }
       case pb::GatewayDown::kTokens: {
         StatusOr<TokenEvent> event = from_proto(message.tokens());
         if (!event.ok()) return invalid(event.status());
@@ -203,6 +211,71 @@ struct SchedulerClient::Impl {
 
   // --- requests
 
+  void adopt(RequestId id, const std::string& tenant, std::shared_ptr<RequestObserver> observer) {
+    if (!up || current == nullptr) return observer->on_refused(absent);
+    if (open.size() + adopting.size() >= options.max_open_requests) {
+      return observer->on_refused(
+          resource_exhausted(std::to_string(open.size() + adopting.size()) +
+                             " requests are open at this router (control.max_open_requests)"));
+    }
+    {
+      std::lock_guard lock(mutex);
+      // One that does not know the message would end the connection.
+      if (fleet.max_router_context_bytes == 0) {
+        return observer->on_refused(
+            make_status(StatusCode::kUnimplemented,
+                        "the scheduler keeps no streams to be resumed (max_router_context_bytes)"));
+      }
+    }
+    // Whoever has it here so far has it no more, and what it may still say of it does not count.
+    open.drop(id);
+    for (Adopting& waiting : adopting) {
+      if (waiting.id == id) waiting.observer = nullptr;
+    }
+    adopting.push_back({id, std::move(observer)});
+    pb::GatewayUp message;
+    to_proto(id, message.mutable_adopt()->mutable_id());
+    message.mutable_adopt()->set_tenant(tenant);
+    current->stream->write(std::move(message));
+    after_change();
+  }
+
+  // Answers come in the order of asking.
+  Status on_adopt_reply(const AdoptAnswer& answer) {
+    if (adopting.empty() || !(adopting.front().id == answer.id)) {
+      return data_loss("an adoption was answered that nobody asked for");
+    }
+    const std::shared_ptr<RequestObserver> observer = std::move(adopting.front().observer);
+    adopting.pop_front();
+    if (!observer) return OkStatus();  // it has let go meanwhile, and the scheduler was told
+    if (!answer.status.ok()) {
+      observer->on_refused(answer.status);
+      return OkStatus();
+    }
+    {
+      std::lock_guard lock(mutex);
+      ++metrics.adoptions;
+    }
+    open.adopt(answer.adopted, observer, thread.loop().now());
+    return OkStatus();
+  }
+
+  void release(RequestId id, const RequestObserver* observer, bool finished) {
+    bool tell = open.release(id, observer, up && current != nullptr);
+    for (Adopting& waiting : adopting) {
+      if (!waiting.observer || waiting.observer.get() != observer) continue;
+      waiting.observer = nullptr;
+      tell = true;
+    }
+    if (tell) {
+      pb::GatewayUp message;
+      to_proto(id, message.mutable_release()->mutable_id());
+      message.mutable_release()->set_finished(finished);
+      current->stream->write(std::move(message));
+    }
+    after_change();
+  }
+
   void submit(AcceptedRequest&& request, std::shared_ptr<RequestObserver> observer) {
     if (open.size() >= options.max_open_requests) {
       observer->on_refused(resource_exhausted(
@@ -259,6 +332,11 @@ struct SchedulerClient::Impl {
 
   // the loop's
   OpenRequests open;
+  struct Adopting {
+    RequestId id;
+    std::shared_ptr<RequestObserver> observer;  // null: it has let go
+  };
+  std::deque<Adopting> adopting;  // asked for on this connection, oldest first
   Backoff backoff;
   Status absent;  // why there is no connection
   std::shared_ptr<Attempt> current;
@@ -282,6 +360,9 @@ SchedulerClient::~SchedulerClient() {
     impl->stopping = true;
     if (impl->current != nullptr) impl->current->stream->cancel(cancelled("the router ends"));
     impl->open.end_all();
+    for (Impl::Adopting& waiting : std::exchange(impl->adopting, {})) {
+      if (waiting.observer) waiting.observer->on_refused(unavailable("the router is stopping"));
+    }
   });
   {
     // Bounded by gRPC, which ends a cancelled call at once.
@@ -311,10 +392,26 @@ void SchedulerClient::cancel_choice(RequestId id, uint32_t choice) {
   });
 }
 
+void SchedulerClient::adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) {
+  impl_->thread.loop().post([impl = impl_.get(), id, t = std::move(tenant), o = std::move(observer)] {
+    if (impl->stopping) return o->on_refused(unavailable("the router is stopping"));
+    impl->adopt(id, t, o);
+  });
+}
+
+void SchedulerClient::release(RequestId id, const RequestObserver& observer, bool finished) {
+  // Compared only: nobody else can be at its place while an entry keeps it.
+  impl_->thread.loop().post([impl = impl_.get(), id, o = &observer, finished] {
+    if (!impl->stopping) impl->release(id, o, finished);
+  });
+}
+
 FleetInfo SchedulerClient::fleet() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->fleet;
 }
+
+void SchedulerClient::post(std::function<void()> task) { impl_->thread.loop().post(std::move(task)); }
 
 SchedulerClientMetrics SchedulerClient::metrics() const {
   std::lock_guard lock(impl_->mutex);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,7 @@ struct SchedulerClientMetrics {
   uint64_t resubmissions = 0;     // requests sent again on a new connection
   uint64_t duplicate_tokens = 0;  // dropped, since they had been delivered
   uint64_t invalid_messages = 0;  // each closed its connection
+  uint64_t adoptions = 0;         // requests taken over
   uint32_t open = 0;
 };
 
@@ -40,10 +42,17 @@ class SchedulerClient final : public SchedulerPort {
   void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) override;
   void cancel(RequestId id) override;
   void cancel_choice(RequestId id, uint32_t choice) override;
+  // UNAVAILABLE at once while there is no scheduler, and when its connection is lost before it answered;
+  // UNIMPLEMENTED where the scheduler keeps no contexts; RESOURCE_EXHAUSTED past max_open_requests.
+  void adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) override;
+  // While there is no scheduler nobody is told: it lets go of all that its lost connection had.
+  void release(RequestId id, const RequestObserver& observer, bool finished) override;
   // Not ready, with the reason, while there is no connection.
   FleetInfo fleet() const override;
 
   SchedulerClientMetrics metrics() const;
+  // Runs the task soon on the client's thread. Any thread.
+  void post(std::function<void()> task);
 
  private:
   struct Impl;

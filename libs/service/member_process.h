@@ -112,6 +112,8 @@ class MemberProcess {
     thread_.loop().post([this, snapshot, asked] {
       std::lock_guard inner(snapshot->mutex);
       if (member_ != nullptr) snapshot->metrics = member_->core->metrics();
+      snapshot->busy = member_ != nullptr && member_->core->busy();
+      snapshot->waiting_for = member_ != nullptr ? member_->core->waiting_for() : "";
       if (transport_stats_) snapshot->transport = transport_stats_();
       snapshot->answered = asked;
       snapshot->changed.notify_all();
@@ -125,6 +127,18 @@ class MemberProcess {
     std::lock_guard lock(snapshot_->mutex);
     return snapshot_->transport;
   }
+  // Whom its work waits for, as of the last metrics(); empty: nobody.
+  std::string waiting_for() {
+    std::lock_guard lock(snapshot_->mutex);
+    return snapshot_->waiting_for;
+  }
+  // Whether there was anything to compute, as of the last metrics().
+  bool busy() {
+    std::lock_guard lock(snapshot_->mutex);
+    return snapshot_->busy;
+  }
+  // Runs the task on the loop. Any thread.
+  void post(std::function<void()> task) { thread_.loop().post(std::move(task)); }
   uint64_t incarnations() const { return incarnations_.load(); }
 
  private:
@@ -161,6 +175,8 @@ class MemberProcess {
     uint64_t answered = 0;
     Metrics metrics;
     TransportStats transport;
+    bool busy = false;
+    std::string waiting_for;
   };
 
   // --- on the loop

@@ -13,17 +13,29 @@ struct ServedMember {
   Nanos drain_time = 0;  // from SIGTERM, for what runs here to be moved elsewhere
   std::string phase;     // of /startupz, until it is ready for the first time
   std::function<StartupStep()> step;
+  std::string work;  // "the running step", for health checks
 };
 
 // Serves until SIGTERM, then until the scheduler has moved everything elsewhere, the drain time is over or a
 // second SIGTERM comes. What is cut off so is computed again by others: nothing is lost.
+// `done` grows with all that is computed.
 template <class Core, class Metrics>
 Status serve_member(Service& service, MemberProcess<Core, Metrics>& member, ServedMember how,
-                    std::function<void(const Metrics&, MetricSink&)> exporter) {
+                    std::function<void(const Metrics&, MetricSink&)> exporter,
+                    std::function<uint64_t(const Metrics&)> done) {
   RETURN_IF_ERROR(member.start());
   const auto collector = service.metrics().add_collector([&](MetricSink& sink) {
     exporter(member.metrics(), sink);
     export_transport(member.transport_stats(), member.incarnations(), sink);
+  });
+  const auto loop_watch = service.progress().executor(
+      "the loop", [&member](std::function<void()> task) { member.post(std::move(task)); });
+  const auto work_watch = service.progress().work(how.work, [&member, done = std::move(done)] {
+    ProgressWatch::Work work;
+    work.done = done(member.metrics());
+    work.busy = member.busy();
+    work.detail = member.waiting_for();
+    return work;
   });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
   service.started({}, std::move(how.phase), std::move(how.step));

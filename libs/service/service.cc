@@ -80,8 +80,18 @@ Status Service::start_ops(const std::string& listen, const std::string& key) {
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;
   hooks.startup = &startup_;
-  hooks.readiness = [state = state_] {
+  progress_ = std::make_unique<ProgressWatch>(config_.logging.stall_report);
+  progress_->start(metrics_);
+  hooks.liveness = [progress = progress_.get()] {
+    Readiness liveness;
+    for (const ProgressWatch::Stall& stall : progress->stalls())
+      if (stall.executor) liveness.reasons.push_back(ProgressWatch::text(stall));
+    return liveness;
+  };
+  hooks.readiness = [state = state_, progress = progress_.get()] {
     Readiness readiness;
+    for (const ProgressWatch::Stall& stall : progress->stalls())
+      readiness.reasons.push_back(ProgressWatch::text(stall));
     if (state->stopping) readiness.reasons.push_back("the service is stopping");
     std::lock_guard lock(state->mutex);
     if (!state->reasons) {
@@ -305,6 +315,7 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
 
   const Status end = body(service);
   service.ops_.reset();
+  service.progress_.reset();
   if (!end.ok()) return fail(spec.program, end);
   log_info("stopped");
   return 0;

@@ -16,6 +16,7 @@
 #include "libs/config/cluster_config.h"
 #include "libs/telemetry/metrics.h"
 #include "libs/telemetry/ops_server.h"
+#include "libs/telemetry/progress_watch.h"
 
 namespace conclave {
 
@@ -43,6 +44,9 @@ class Service {
   Incarnation incarnation() const { return incarnation_; }
   MetricsRegistry& metrics() { return metrics_; }
   StartupProgress& startup() { return startup_; }
+  // What gets on with its work, or is to be reported (logging.stall_report_s). /readyz fails while anything
+  // does not, /livez while an executor does not: that alone is cured by a restart. After start_ops().
+  ProgressWatch& progress() { return *progress_; }
 
   // Serves /metrics, /livez, /readyz and /startupz, and writes the ready file a first time. `key` names the
   // config key in errors.
@@ -83,6 +87,7 @@ class Service {
   MetricsRegistry metrics_;
   StartupProgress startup_;
   std::shared_ptr<ServiceState> state_;
+  std::unique_ptr<ProgressWatch> progress_;  // before what asks it
   std::unique_ptr<MetricsRegistry::CollectorHandle> process_metrics_;
   std::unique_ptr<OpsServer> ops_;
   std::vector<std::pair<std::string, std::string>> addresses_;

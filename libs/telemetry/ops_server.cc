@@ -33,18 +33,8 @@ class OpsServerImpl : public OpsServer {
               "text/plain; version=0.0.4; charset=utf-8",
               {},
               hooks_.metrics ? hooks_.metrics->expose() : ""};
-    if (request.path == "/livez") return {200, "application/json", {}, "{\"live\":true}\n"};
-    if (request.path == "/readyz") {
-      const Readiness readiness = hooks_.readiness ? hooks_.readiness() : Readiness{};
-      std::string reasons;
-      for (const std::string& reason : readiness.reasons)
-        reasons += (reasons.empty() ? "" : ",") + json_quoted(reason);
-      return {readiness.ready() ? 200 : 503,
-              "application/json",
-              {},
-              std::string("{\"ready\":") + (readiness.ready() ? "true" : "false") + ",\"reasons\":[" +
-                  reasons + "]}\n"};
-    }
+    if (request.path == "/livez") return check("live", hooks_.liveness);
+    if (request.path == "/readyz") return check("ready", hooks_.readiness);
     if (request.path == "/startupz") {
       if (hooks_.startup) hooks_.startup->refresh();
       const bool done = hooks_.startup == nullptr || hooks_.startup->is_done();
@@ -57,6 +47,16 @@ class OpsServerImpl : public OpsServer {
             "application/json",
             {},
             "{\"error\":\"unknown path; there are /metrics /livez /readyz /startupz\"}\n"};
+  }
+
+  static http::Response check(const std::string& what, const std::function<Readiness()>& ask) {
+    const Readiness answer = ask ? ask() : Readiness{};
+    std::string reasons;
+    for (const std::string& reason : answer.reasons)
+      reasons += (reasons.empty() ? "" : ",") + json_quoted(reason);
+    std::string body = "{\"" + what + "\":" + (answer.ready() ? "true" : "false");
+    if (what == "ready" || !answer.ready()) body += ",\"reasons\":[" + reasons + "]";
+    return {answer.ready() ? 200 : 503, "application/json", {}, body + "}\n"};
   }
 
   const Hooks hooks_;

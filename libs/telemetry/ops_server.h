@@ -58,6 +58,7 @@ class OpsServer {
  public:
   struct Hooks {
     std::function<Readiness()> readiness;      // called per /readyz on the server's thread
+    std::function<Readiness()> liveness;       // the same for /livez; none: it lives as long as it answers
     const MetricsRegistry* metrics = nullptr;  // outlives the server
     StartupProgress* startup = nullptr;        // outlives the server; null: /startupz says done
   };

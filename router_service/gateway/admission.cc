@@ -33,6 +33,8 @@ std::string_view limit_name(Limit limit) {
       return "max_waiting_texts";
     case Limit::kSlowReader:
       return "max_stream_events";
+    case Limit::kRouterContext:
+      return "max_router_context_bytes";
     case Limit::kCount:
       break;
   }

@@ -50,6 +50,7 @@ enum class Limit : uint8_t {
   kQueuedTokens,
   kWaitingTexts,
   kSlowReader,
+  kRouterContext,
   kCount
 };
 std::string_view limit_name(Limit limit);

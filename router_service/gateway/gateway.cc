@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <limits>
 #include <new>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/cord.h"
 #include "libs/base/random.h"
+#include "router_service/gateway/router_context.h"
 
 namespace conclave::gateway {
 namespace {
@@ -31,6 +31,14 @@ Status check_special_tokens(bool wanted, const Origin& origin) {
                     "allow_special_tokens");
 }
 
+// Of one call: 24 digits, from the request's own random id.
+std::string made_call_id(RequestId id, uint32_t choice, uint32_t call) {
+  const uint64_t place = (uint64_t{choice} << 32 | call) + 1;
+  const uint64_t hi = internal::mix64(id.hi + place * 0x9e3779b97f4a7c15ull);
+  const uint64_t lo = internal::mix64(id.lo ^ hi);
+  return "call_" + id_text({hi, lo}).substr(8);
+}
+
 }  // namespace
 
 Status with_code(Status status, std::string_view code) {
@@ -41,13 +49,6 @@ Status with_code(Status status, std::string_view code) {
 std::string code_of(const Status& status) {
   const auto payload = status.GetPayload(kCodePayload);
   return payload ? std::string(*payload) : std::string();
-}
-
-std::string id_text(RequestId id) {
-  char buffer[40];
-  std::snprintf(buffer, sizeof buffer, "%016llx%016llx", static_cast<unsigned long long>(id.hi),
-                static_cast<unsigned long long>(id.lo));
-  return buffer;
 }
 
 std::optional<RequestId> parse_id(std::string_view text) {
@@ -110,6 +111,7 @@ Status Gateway::accepting() const {
 GatewayCounts Gateway::counts() const {
   GatewayCounts counts;
   counts.waiting_texts = pool_.waiting();
+  counts.done_texts = pool_.done();
   counts.queued_requests = queue_.requests();
   counts.queued_tokens = queue_.tokens();
   std::lock_guard lock(mutex_);
@@ -131,6 +133,19 @@ std::vector<OpenRequest> Gateway::open_requests(size_t max) const {
   }
   std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.age > b.age; });
   if (out.size() > max) out.resize(max);
+  return out;
+}
+
+std::vector<StalledRequest> Gateway::stalled(TimePoint now, Nanos limit) const {
+  std::vector<StalledRequest> out;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, open] : open_) {
+      const auto stall = open.generation->stall(now);
+      if (stall && stall->time >= limit) out.push_back({id, open.origin.request_id, stall->hop, stall->time});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.time > b.time; });
   return out;
 }
 
@@ -218,20 +233,16 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
   }
   auto place = std::make_shared<QueueMeter::Place>(queue_, estimate);
   const RequestId id{system_random_u64(), system_random_u64()};
-  auto generation =
-      std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
-                                   [this, record = request.origin.record](const Summary& summary) {
-                                     if (record) record->ended(summary);
-                                     if (summary.slow_reader) limit_counters_.reached(Limit::kSlowReader);
-                                     ended(summary);
-                                   });
+  const uint64_t number = next_place_.fetch_add(1);
+  auto generation = std::make_shared<Generation>(id, scheduler_, options_.stream, std::move(on_update),
+                                                 on_generation_end(number, request.origin.record));
   generation->hold(place);
   {
     std::lock_guard lock(mutex_);
     if (draining_) return unavailable("the router is shutting down");
     if (open_.size() >= limits.max_requests)
       return limit_reached(Limit::kRequests, "requests are open", limits.max_requests);
-    open_.emplace(id, Open{generation, request.name, request.origin});
+    open_.emplace(id, Open{generation, request.name, request.origin, number});
   }
   auto work =
       std::make_shared<Work>(Work{std::move(request), *std::move(sampling), generation, std::move(place)});
@@ -253,6 +264,15 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
     return full;
   }
   return generation;
+}
+
+std::function<void(const Summary&)> Gateway::on_generation_end(uint64_t place,
+                                                               std::shared_ptr<RequestRecord> record) {
+  return [this, place, record = std::move(record)](const Summary& summary) {
+    if (record) record->ended(summary);
+    if (summary.slow_reader) limit_counters_.reached(Limit::kSlowReader);
+    ended(summary, place);
+  };
 }
 
 Status Gateway::prepare(Work& work) const {
@@ -287,11 +307,21 @@ Status Gateway::prepare(Work& work) const {
   accepted.choices = static_cast<uint32_t>(request.n.value_or(1));
   accepted.priority = static_cast<int32_t>(request.priority);
   accepted.cache_salt = request.cache_salt;
-  ASSIGN_OR_RETURN(auto choices, make_choices(work, encoded->starts_in_reasoning, accepted.choices));
+  ASSIGN_OR_RETURN(auto choices, make_choices(request, work.sampling, encoded->starts_in_reasoning,
+                                              accepted.choices, accepted.id));
   std::string echoed;
   if (request.echo) {
     const auto* text = std::get_if<TextPrompt>(&request.prompt);
     echoed = text != nullptr ? text->text : codec_.decode(encoded->tokens, /*skip_special=*/false);
+  }
+  if (!request.resume_context.empty()) {
+    accepted.router_context =
+        write_router_context({encoded->starts_in_reasoning, echoed, request.resume_context});
+    // Then it is not resumable, which its client is told.
+    if (accepted.router_context.size() > scheduler_.fleet().max_router_context_bytes) {
+      accepted.router_context.clear();
+      limit_counters_.reached(Limit::kRouterContext);
+    }
   }
   accepted.prompt = std::move(encoded->tokens);
   accepted.time_left = deadline - steady_now();  // waiting and tokenizing count too
@@ -321,11 +351,11 @@ StatusOr<Gateway::Encoded> Gateway::encode(const GenerateRequest& request, TimeP
   return out;
 }
 
-StatusOr<std::vector<Choice>> Gateway::make_choices(const Work& work, bool starts_in_reasoning,
-                                                    uint32_t count) const {
-  const GenerateRequest& request = work.request;
+StatusOr<std::vector<Choice>> Gateway::make_choices(const GenerateRequest& request,
+                                                    const SamplingParams& sampling, bool starts_in_reasoning,
+                                                    uint32_t count, RequestId id) const {
   auto rules = std::make_shared<ChoiceRules>();
-  rules->stop_token_ids = work.sampling.stop_token_ids;
+  rules->stop_token_ids = sampling.stop_token_ids;
   rules->client_stop_ids.assign(request.stop_token_ids.begin(), request.stop_token_ids.end());
   rules->stop = request.stop;
   rules->discard = request.echo && request.max_tokens == 0;
@@ -344,6 +374,8 @@ StatusOr<std::vector<Choice>> Gateway::make_choices(const Work& work, bool start
   std::vector<Choice> choices;
   choices.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
+    // The same ones at every router that writes this answer.
+    options.make_call_id = [id, i](uint32_t call) { return made_call_id(id, i, call); };
     ASSIGN_OR_RETURN(auto parser,
                      text::ConversationParser::create(codec_.decoder(request.skip_special_tokens), options));
     choices.emplace_back(i, std::move(parser), rules);
@@ -365,12 +397,12 @@ size_t Gateway::abort(std::string_view id, std::string_view tenant, const Status
   return found.size();
 }
 
-void Gateway::ended(const Summary& summary) {
+void Gateway::ended(const Summary& summary, uint64_t place) {
   if (on_end_) on_end_(summary);
   std::shared_ptr<Generation> dropped;  // outside the lock
   std::lock_guard lock(mutex_);
   const auto at = open_.find(summary.id);
-  if (at != open_.end()) {
+  if (at != open_.end() && at->second.place == place) {
     dropped = std::move(at->second.generation);
     open_.erase(at);
   }
@@ -393,7 +425,7 @@ void Gateway::abort_all(const Status& cause) {
     std::lock_guard lock(mutex_);
     for (const auto& [id, open] : open_) all.push_back(open.generation);
   }
-  for (const auto& generation : all) generation->abort(cause);
+  for (const auto& generation : all) generation->hand_over(cause);
 }
 
 }  // namespace conclave::gateway

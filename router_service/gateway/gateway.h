@@ -41,8 +41,18 @@ struct GatewayOptions {
 struct GatewayCounts {
   uint64_t open = 0;
   uint64_t waiting_texts = 0;
+  uint64_t done_texts = 0;       // since the start
   uint64_t queued_requests = 0;  // without their first token
   uint64_t queued_tokens = 0;    // of their prompts
+};
+
+// An open request without progress, as far as that is this router's to say: what its scheduler does not do
+// the scheduler reports.
+struct StalledRequest {
+  RequestId id;
+  std::string request_id;
+  StallHop hop = StallHop::kText;
+  Nanos time = 0;
 };
 
 // One open request, for people; never its text.
@@ -69,6 +79,16 @@ class Gateway {
   // generation.
   StatusOr<std::shared_ptr<Generation>> generate(GenerateRequest request, std::function<void()> on_update);
 
+  // Reads what the adapter put into GenerateRequest::resume_context; its fields that say how the answer is
+  // read are used. On a text thread; an error ends the generation with it.
+  using Reopen = std::function<StatusOr<GenerateRequest>(std::string_view context)>;
+  // Goes on with a resumable request that this router or another had, from its first token on: whoever reads
+  // it now is told that it was taken over. Errors that come at once: UNAVAILABLE while draining,
+  // RESOURCE_EXHAUSTED, and NOT_FOUND for what is no id. Later ones, NOT_FOUND too, come through the
+  // generation, which is then not accepted.
+  StatusOr<std::shared_ptr<Generation>> resume(std::string_view id, Origin origin, Reopen reopen,
+                                               std::function<void()> on_update);
+
   // The same checks alone, for requests that stand or fall together.
   Status acceptable(const GenerateRequest& request) const { return check(request).status(); }
 
@@ -94,11 +114,14 @@ class Gateway {
   // The oldest first, at most `max` of them.
   std::vector<OpenRequest> open_requests(size_t max) const;
 
+  // Those without progress for `limit`, the longest first.
+  std::vector<StalledRequest> stalled(TimePoint now, Nanos limit) const;
+
   // No new requests (UNAVAILABLE). Any thread.
   void begin_drain();
   // True when nothing is open any more; false after `wait`.
   bool wait_idle(Nanos wait);
-  // Ends everything that is open with this cause.
+  // Ends everything that is open with this cause; resumable requests go on for others to take over.
   void abort_all(const Status& cause);
 
  private:
@@ -120,9 +143,13 @@ class Gateway {
   };
   StatusOr<Encoded> encode(const GenerateRequest& request, TimePoint deadline) const;
   Status prepare(Work& work) const;
-  StatusOr<std::vector<Choice>> make_choices(const Work& work, bool starts_in_reasoning,
-                                             uint32_t count) const;
-  void ended(const Summary& summary);
+  StatusOr<std::vector<Choice>> make_choices(const GenerateRequest& request, const SamplingParams& sampling,
+                                             bool starts_in_reasoning, uint32_t count, RequestId id) const;
+  // Told to the generation whose place in open_ has this number.
+  std::function<void(const Summary&)> on_generation_end(uint64_t place,
+                                                        std::shared_ptr<RequestRecord> record);
+  void ended(const Summary& summary, uint64_t place);
+  Status begin_adopted(Generation& generation, const AdoptedRequest& adopted, const Reopen& reopen) const;
 
   const GatewayOptions options_;
   const ModelSpec model_;
@@ -139,8 +166,11 @@ class Gateway {
     std::shared_ptr<Generation> generation;
     std::string name;
     Origin origin;
+    uint64_t place = 0;  // a resumed one may take an older one's entry
   };
   std::unordered_map<RequestId, Open> open_;
+  std::atomic<uint64_t> next_place_{1};
+  std::mutex resume_mutex_;
   WorkPool pool_;  // last: its threads use the rest
 };
 

@@ -52,7 +52,7 @@ void Generation::cancel(const Status& cause) {
   {
     std::lock_guard lock(mutex_);
     dropped = std::exchange(on_update_, nullptr);
-    end(FinishReason::kNone, cause, after);
+    end(FinishReason::kNone, cause, after, stream_began_ ? Leave::kRelease : Leave::kCancel);
   }
   run(std::move(after));
 }
@@ -61,9 +61,28 @@ void Generation::abort(const Status& cause) {
   After after;
   {
     std::lock_guard lock(mutex_);
-    end(FinishReason::kNone, cause, after);
+    end(FinishReason::kNone, cause, after, Leave::kCancel);
   }
   run(std::move(after));
+}
+
+void Generation::hand_over(const Status& cause) {
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    end(FinishReason::kNone, cause, after, Leave::kRelease);
+  }
+  run(std::move(after));
+}
+
+bool Generation::resumable() const {
+  std::lock_guard lock(mutex_);
+  return resumable_;
+}
+
+void Generation::stream_began() {
+  std::lock_guard lock(mutex_);
+  stream_began_ = true;
 }
 
 void Generation::submit(AcceptedRequest request, std::vector<Choice> choices, std::string prompt_text) {
@@ -71,21 +90,28 @@ void Generation::submit(AcceptedRequest request, std::vector<Choice> choices, st
     std::lock_guard lock(mutex_);
     if (state_ != State::kPreparing) return;
     state_ = State::kSubmitting;
+    submitted_at_ = steady_now();
     prompt_ = request.prompt;
     prompt_text_ = std::move(prompt_text);
     choices_ = std::move(choices);
     closed_.assign(choices_.size(), false);
     running_ = static_cast<uint32_t>(choices_.size());
+    in_pieces_ = !request.router_context.empty();
+    if (in_pieces_) held_.resize(choices_.size());
   }
   scheduler_.submit(std::move(request), shared_from_this());
-  bool cancel_now = false;
+  Leave leave = Leave::kNothing;
   {
     std::lock_guard lock(mutex_);
-    cancel_now = cancel_wanted_;
-    cancel_wanted_ = false;
+    leave = std::exchange(leave_wanted_, Leave::kNothing);
     if (state_ == State::kSubmitting) state_ = State::kSubmitted;
   }
-  if (cancel_now) scheduler_.cancel(id_);
+  leave_with(leave);
+}
+
+void Generation::on_resumable() {
+  std::lock_guard lock(mutex_);
+  resumable_ = in_pieces_;
 }
 
 void Generation::on_accepted() {
@@ -94,6 +120,7 @@ void Generation::on_accepted() {
     std::lock_guard lock(mutex_);
     if (state_ == State::kEnded || accepted_) return;
     accepted_ = true;
+    if (in_pieces_) accept_piece();
     note_update(after);
   }
   run(std::move(after));
@@ -105,7 +132,7 @@ void Generation::on_refused(const Status& cause) {
     std::lock_guard lock(mutex_);
     if (state_ == State::kEnded) return;
     state_ = State::kPreparing;  // the scheduler does not hold it: nothing to cancel there
-    end(FinishReason::kNone, cause, after);
+    end(FinishReason::kNone, cause, after, Leave::kNothing);
   }
   run(std::move(after));
 }
@@ -113,6 +140,15 @@ void Generation::on_refused(const Status& cause) {
 Generation::Progress Generation::progress() const {
   std::lock_guard lock(mutex_);
   return {accepted_, usage()};
+}
+
+std::optional<Generation::Stall> Generation::stall(TimePoint now) const {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kEnded) return std::nullopt;
+  if (submitted_at_ == 0) return Stall{StallHop::kText, now - arrived_};
+  if (!accepted_) return Stall{StallHop::kScheduler, now - submitted_at_};
+  if (signalled_) return Stall{StallHop::kClient, now - signalled_at_};
+  return std::nullopt;
 }
 
 void Generation::hold(std::shared_ptr<void> place) {
@@ -125,39 +161,51 @@ void Generation::on_tokens(const TokenEvent& event) {
   {
     std::lock_guard lock(mutex_);
     after.place = std::move(place_);
-    if (state_ == State::kEnded || event.choice >= choices_.size()) return;
-    accepted_ = true;
+    if (state_ == State::kEnded || event.choice >= closed_.size()) return;
     if (event.finish != FinishReason::kNone) closed_[event.choice] = true;
     if (to_first_token_ < 0 && !event.tokens.empty()) to_first_token_ = steady_now() - arrived_;
     if (!cached_tokens_) cached_tokens_ = event.cached_tokens;
-    Choice& choice = choices_[event.choice];
-    const bool was_running = !choice.ended();
-    Status failure = take_prompt_logprobs(event);
-    if (failure.ok()) failure = choice.take(event);
-    if (failure.ok() && was_running) failure = failure_of(event);
-    if (was_running && choice.ended()) --running_;
-    // Its text ended it (a stop string): the scheduler, which has the request as these tokens show, need not
-    // go on with it.
-    if (was_running && choice.ended() && !closed_[event.choice] && running_ > 0) {
-      after.cancel_choice = event.choice;
-    }
-    // The scheduler holds nothing of it any more: nothing to cancel there.
-    if (std::find(closed_.begin(), closed_.end(), false) == closed_.end()) state_ = State::kPreparing;
-    if (!failure.ok()) {
-      end(FinishReason::kNone, failure, after);
-    } else if (running_ == 0) {
-      end(event.finish == FinishReason::kLength ? FinishReason::kLength : FinishReason::kStop, OkStatus(),
-          after);
-    } else if (pending_tokens() > limits_.max_pending_tokens) {
-      slow_reader_ = true;
-      end(FinishReason::kNone,
-          resource_exhausted("the client reads too slowly: more than " +
-                             std::to_string(limits_.max_pending_tokens) + " tokens were waiting for it"),
-          after);
+    if (in_pieces_) {
+      hold_event(event, after);
+    } else {
+      take_event(event, after);
     }
     note_update(after);
   }
   run(std::move(after));
+}
+
+void Generation::take_event(const TokenEvent& event, After& after) {
+  accepted_ = true;
+  Choice& choice = choices_[event.choice];
+  const bool was_running = !choice.ended();
+  Status failure = take_prompt_logprobs(event);
+  if (failure.ok()) failure = choice.take(event);
+  if (failure.ok() && was_running) failure = failure_of(event);
+  if (was_running && choice.ended()) leave_choice(event.choice, after);
+  // The scheduler holds nothing of it any more: nothing to cancel there.
+  if (std::find(closed_.begin(), closed_.end(), false) == closed_.end()) state_ = State::kPreparing;
+  if (!failure.ok()) {
+    end(FinishReason::kNone, failure, after, Leave::kCancel);
+  } else if (running_ == 0) {
+    end(event.finish == FinishReason::kLength ? FinishReason::kLength : FinishReason::kStop, OkStatus(),
+        after, Leave::kCancel);
+  } else if (pending_tokens() > limits_.max_pending_tokens) {
+    slow_reader_ = true;
+    end(FinishReason::kNone, slow_reader(), after, Leave::kCancel);
+  }
+}
+
+Status Generation::slow_reader() const {
+  return resource_exhausted("the client reads too slowly: more than " +
+                            std::to_string(limits_.max_pending_tokens) + " tokens were waiting for it");
+}
+
+void Generation::leave_choice(uint32_t choice, After& after) {
+  --running_;
+  // Its text ended it (a stop string): the scheduler, which has the request as these tokens show, need not
+  // go on with it.
+  if (!closed_[choice] && running_ > 0) after.cancel_choices.push_back(choice);
 }
 
 Status Generation::take_prompt_logprobs(const TokenEvent& event) {
@@ -180,7 +228,7 @@ Status Generation::failure_of(const TokenEvent& event) const {
     case FinishReason::kDeadline:
       return deadline_exceeded("the request passed its deadline");
     case FinishReason::kCancelled:
-      return cancelled("the request was cancelled");
+      return cancelled(event.error.empty() ? "the request was cancelled" : event.error);
     case FinishReason::kError:
       return internal_error(event.error.empty() ? "the request failed" : event.error);
     case FinishReason::kNone:
@@ -208,10 +256,11 @@ Usage Generation::usage() const {
   return out;
 }
 
-void Generation::end(FinishReason finish, const Status& error, After& after) {
+void Generation::end(FinishReason finish, const Status& error, After& after, Leave leave) {
   if (state_ == State::kEnded) return;
-  after.cancel = state_ == State::kSubmitted;
-  cancel_wanted_ = state_ == State::kSubmitting;
+  if (!resumable_ && leave != Leave::kNothing) leave = Leave::kCancel;
+  if (state_ == State::kSubmitted) after.leave = leave;
+  if (state_ == State::kSubmitting) leave_wanted_ = leave;
   state_ = State::kEnded;
   if (place_) after.place = std::move(place_);
   error_ = error;
@@ -222,32 +271,61 @@ void Generation::end(FinishReason finish, const Status& error, After& after) {
   summary.accepted = accepted_;
   summary.slow_reader = slow_reader_;
   summary.usage = usage();
+  if (adopted_) {  // whoever had it before accounts for that
+    summary.usage.prompt_tokens = 0;
+    summary.usage.completion_tokens -=
+        static_cast<uint32_t>(std::min<uint64_t>(summary.usage.completion_tokens, generated_before_));
+  }
   summary.choices = static_cast<uint32_t>(std::max<size_t>(choices_.size(), 1));
   summary.to_first_token = to_first_token_;
   summary.total = steady_now() - arrived_;
   after.summary = summary;
+  if (in_pieces_) {
+    Update last;
+    last.accepted = accepted_;
+    last.ended = true;
+    last.error = error;
+    last.released = leave == Leave::kRelease;
+    last.usage = usage();
+    pieces_.push_back(std::move(last));
+  }
   note_update(after);
+}
+
+void Generation::leave_with(Leave leave) {
+  switch (leave) {
+    case Leave::kNothing:
+      return;
+    case Leave::kCancel:
+      return scheduler_.cancel(id_);
+    case Leave::kRelease:
+      return scheduler_.release(id_, *this, false);
+    case Leave::kFinish:
+      return scheduler_.release(id_, *this, true);
+  }
 }
 
 void Generation::note_update(After& after) {
   if (signalled_ || !on_update_) return;
   signalled_ = true;
+  signalled_at_ = steady_now();
   after.update = on_update_;
 }
 
 void Generation::run(After after) {
   after.place.reset();  // before anybody is told
-  if (after.cancel) {
-    scheduler_.cancel(id_);
-  } else if (after.cancel_choice) {
-    scheduler_.cancel_choice(id_, *after.cancel_choice);
+  if (after.leave == Leave::kNothing) {
+    for (const uint32_t choice : after.cancel_choices) scheduler_.cancel_choice(id_, choice);
   }
+  leave_with(after.leave);
   std::shared_ptr<const std::function<void()>> dropped;
+  std::function<void(const AdoptedRequest&)> dropped_too;
   if (after.summary) {
     std::function<void(const Summary&)> on_end;
     {
       std::lock_guard lock(mutex_);
       on_end = std::exchange(on_end_, nullptr);
+      dropped_too = std::exchange(prepare_, nullptr);
       dropped = std::exchange(on_update_, nullptr);  // adapters and generations hold each other until here
     }
     if (on_end) on_end(*after.summary);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "libs/base/clock.h"
+#include "libs/base/id_text.h"
 #include "libs/base/status.h"
 #include "libs/text/conversation/reasoning_parser.h"
 #include "libs/text/conversation/tool_set.h"
@@ -92,6 +93,9 @@ struct GenerateRequest {
   int64_t priority = 0;    // lower ones first
   std::string cache_salt;  // requests share cached prefixes only within one salt
   std::string name;        // the client's own name for the request, for Abort; empty: none
+  // What the adapter needs to go on writing the answer at another router; empty: the request is not to be
+  // resumable.
+  std::string resume_context;
 
   // max_tokens where the client gave none; 0: all that is left of the context.
   uint32_t default_max_tokens = 0;
@@ -117,7 +121,7 @@ Status with_code(Status status, std::string_view code);
 std::string code_of(const Status& status);
 
 // "1234..." as clients see a request's id, and back; nullopt for anything else.
-std::string id_text(RequestId id);
+using conclave::id_text;
 std::optional<RequestId> parse_id(std::string_view text);
 
 }  // namespace conclave::gateway

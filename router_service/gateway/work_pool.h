@@ -2,6 +2,8 @@
 // that I/O threads never do it.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -15,7 +17,10 @@ class WorkPool {
   WorkPool(unsigned threads, size_t max_waiting) : queue_(max_waiting) {
     for (unsigned i = 0; i < threads; ++i) {
       threads_.emplace_back([this] {
-        while (auto work = queue_.pop()) (*work)();
+        while (auto work = queue_.pop()) {
+          (*work)();
+          done_.fetch_add(1, std::memory_order_relaxed);
+        }
       });
     }
   }
@@ -30,8 +35,11 @@ class WorkPool {
   // False at the bound; the work was not taken.
   bool try_submit(std::function<void()> work) { return queue_.try_push(std::move(work)); }
   size_t waiting() const { return queue_.size(); }
+  // Pieces of work that were done.
+  uint64_t done() const { return done_.load(std::memory_order_relaxed); }
 
  private:
+  std::atomic<uint64_t> done_{0};
   BoundedQueue<std::function<void()>> queue_;
   std::vector<std::thread> threads_;
 };

@@ -6,6 +6,8 @@
 namespace conclave::router {
 namespace {
 
+constexpr char kStreamIdMetadata[] = "x-conclave-stream-id";
+
 Status client_cancelled() { return cancelled("the client cancelled the call"); }
 
 // Starts the request with what is left of the call's deadline.
@@ -102,13 +104,10 @@ StreamState::Step StreamState::advance(grpc::ByteBuffer& message) {
   std::lock_guard lock(mutex_);
   Step step;
   if (finished_ || writing_ || !generation_) return step;
-  if (queue_.empty() && !ended_) {
-    gateway::Update update = take();
-    ended_ = update.ended;
-    end_ = update.error;
-    sink_->chunks(std::move(update), queue_);
+  while (queue_.empty() && !ended_ && take_pieces()) {
   }
   if (!queue_.empty()) {
+    if (resumable_ && !std::exchange(id_told_, true)) step.stream_id = gateway::id_text(generation_->id());
     step.write = true;
     message = std::move(queue_.front());
     queue_.pop_front();
@@ -118,6 +117,25 @@ StreamState::Step StreamState::advance(grpc::ByteBuffer& message) {
   writing_ = step.write;
   finished_ = step.last;
   return step;
+}
+
+bool StreamState::take_pieces() {
+  std::vector<gateway::Update> pieces = generation_->take_pieces();
+  for (gateway::Update& piece : pieces) {
+    if (piece.accepted && !accepted_) {
+      accepted_ = true;
+      if (std::exchange(wants_prompt_, false)) sink_->set_prompt(generation_->prompt());
+      resumable_ = generation_->resumable();
+      if (resumable_) {
+        generation_->stream_began();
+        sink_->number(after_, wrapped_);
+      }
+    }
+    ended_ = piece.ended;
+    end_ = piece.error;
+    if (sink_) sink_->chunks(std::move(piece), queue_);
+  }
+  return !pieces.empty();
 }
 
 bool StreamState::written() {
@@ -143,6 +161,40 @@ StreamCall::StreamCall(gateway::Gateway& gateway, grpc::CallbackServerContext* c
       state_(std::make_shared<StreamState>()) {
   const Status started = start(gateway, *context, entry_, std::move(plan), *state_,
                                [this, state = state_] { advance(this, *state); });
+  begin(started);
+}
+
+StreamCall::StreamCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context,
+                       std::string_view method, CallEntry entry, StatusOr<ResumePlan> plan,
+                       const OnGrpcAnswer& on_answer)
+    : context_(context),
+      method_(method),
+      entry_(std::move(entry)),
+      on_answer_(on_answer),
+      state_(std::make_shared<StreamState>()) {
+  const auto start = [&]() -> Status {
+    RETURN_IF_ERROR(entry_.status);
+    RETURN_IF_ERROR(plan.status());
+    state_->resume_after(plan->after);
+    const auto reopen = [state = state_, options = plan->sink, id = gateway::parse_id(plan->id)](
+                            std::string_view bytes) -> StatusOr<gateway::GenerateRequest> {
+      ASSIGN_OR_RETURN(ReopenedStream stream, reopen_stream(bytes));
+      SinkOptions own = options;
+      own.logprobs = stream.request.logprobs;
+      state->set_sink(stream.sink(std::move(own), id.value_or(RequestId())),
+                      stream.request.prompt_logprobs.has_value());
+      return std::move(stream.request);
+    };
+    ASSIGN_OR_RETURN(const auto generation,
+                     gateway.resume(plan->id, entry_.visit->origin(entry_.visit), reopen,
+                                    [this, state = state_] { advance(this, *state); }));
+    state_->attach(generation);
+    return OkStatus();
+  };
+  begin(start());
+}
+
+void StreamCall::begin(const Status& started) {
   if (!started.ok()) {
     if (state_->give_up()) finish(started);
     return;
@@ -166,6 +218,7 @@ void StreamCall::advance(StreamCall* self, StreamState& state) {
   grpc::ByteBuffer message;
   const StreamState::Step step = state.advance(message);
   if (!step.write && !step.last) return;
+  if (!step.stream_id.empty()) self->context_->AddInitialMetadata(kStreamIdMetadata, step.stream_id);
   if (step.write) self->message_ = std::move(message);  // the only write under way, so nobody else uses it
   if (step.write && step.last && step.status.ok()) {
     self->answered(OkStatus());

@@ -29,6 +29,13 @@ struct GenerationPlan {
   std::function<std::unique_ptr<AnswerSink>(RequestId)> sink;
 };
 
+// Of a call that goes on with a stream.
+struct ResumePlan {
+  std::string id;
+  uint64_t after = 0;
+  SinkOptions sink;  // but for what the stream itself says
+};
+
 // Between a reactor (which gRPC deletes when the call is done) and its generation (which may still report
 // then). Calls into the reactor are made without the lock, and none after Finish.
 class CallState {
@@ -37,6 +44,16 @@ class CallState {
               bool wants_prompt) {
     std::lock_guard lock(mutex_);
     generation_ = std::move(generation);
+    sink_ = std::move(sink);
+    wants_prompt_ = wants_prompt;
+  }
+  void attach(std::shared_ptr<gateway::Generation> generation) {
+    std::lock_guard lock(mutex_);
+    generation_ = std::move(generation);
+  }
+  // Of a stream that is resumed: known once its context was read.
+  void set_sink(std::unique_ptr<AnswerSink> sink, bool wants_prompt) {
+    std::lock_guard lock(mutex_);
     sink_ = std::move(sink);
     wants_prompt_ = wants_prompt;
   }
@@ -105,7 +122,13 @@ class StreamState : public CallState {
     bool write = false;
     bool last = false;  // write (if any) and finish
     Status status;
+    std::string stream_id;  // of a resumable stream, with its first message
   };
+  // Before it is attached: its messages are those of a Resume call.
+  void resume_after(uint64_t after) {
+    after_ = after;
+    wrapped_ = true;
+  }
   // What to do now; nothing while a write is under way. What the client has not taken stays with the
   // generation, which bounds it: only when all that was taken is written is more taken.
   Step advance(grpc::ByteBuffer& message);
@@ -116,8 +139,16 @@ class StreamState : public CallState {
   bool give_up();
 
  private:
+  // Expects the lock, and a generation. False: nothing more is there now.
+  bool take_pieces();
+
   std::deque<grpc::ByteBuffer> queue_;  // of one update
-  bool ended_ = false;                  // the queue holds the last of it
+  bool accepted_ = false;
+  bool resumable_ = false;
+  bool id_told_ = false;
+  bool wrapped_ = false;
+  uint64_t after_ = 0;
+  bool ended_ = false;  // the queue holds the last of it
   Status end_;
   bool writing_ = false;
   bool given_up_ = false;  // during a write
@@ -127,12 +158,15 @@ class StreamCall : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   StreamCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context, std::string_view method,
              CallEntry entry, StatusOr<GenerationPlan> plan, const OnGrpcAnswer& on_answer);
+  StreamCall(gateway::Gateway& gateway, grpc::CallbackServerContext* context, std::string_view method,
+             CallEntry entry, StatusOr<ResumePlan> plan, const OnGrpcAnswer& on_answer);
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override { delete this; }
 
  private:
   static void advance(StreamCall* self, StreamState& state);
+  void begin(const Status& started);
   void answered(const Status& status) const;
   void finish(const Status& status);
 

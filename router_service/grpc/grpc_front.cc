@@ -21,12 +21,13 @@ namespace {
 using gateway::Gateway;
 
 constexpr char kServiceName[] = "conclave.v1.Inference";
+constexpr char kResumableMetadata[] = "x-conclave-resumable";
 constexpr Nanos kTemplateTime = 30 * kSecond;  // for rendering messages in Tokenize
 
 template <class Base>
-using RawAnswers =
-    v1::Inference::WithRawCallbackMethod_Generate<v1::Inference::WithRawCallbackMethod_GenerateStream<
-        v1::Inference::WithRawCallbackMethod_Chat<v1::Inference::WithRawCallbackMethod_ChatStream<Base>>>>;
+using RawAnswers = v1::Inference::WithRawCallbackMethod_Generate<
+    v1::Inference::WithRawCallbackMethod_GenerateStream<v1::Inference::WithRawCallbackMethod_Chat<
+        v1::Inference::WithRawCallbackMethod_ChatStream<v1::Inference::WithRawCallbackMethod_Resume<Base>>>>>;
 template <class Base>
 using RawTools =
     v1::Inference::WithRawCallbackMethod_Tokenize<v1::Inference::WithRawCallbackMethod_Detokenize<
@@ -102,7 +103,8 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   }
   grpc::ServerWriteReactor<Bytes>* GenerateStream(Context* context, const Bytes* request) override {
     return new StreamCall(gateway_, context, "GenerateStream", enter(context, "GenerateStream", *request),
-                          plan<v1::GenerateRequest>(*request, make_generate_sink), options_.on_answer);
+                          plan<v1::GenerateRequest>(*request, make_generate_sink, wants_resumable(*context)),
+                          options_.on_answer);
   }
   grpc::ServerUnaryReactor* Chat(Context* context, const Bytes* request, Bytes* response) override {
     return new UnaryCall(gateway_, context, "Chat", enter(context, "Chat", *request),
@@ -110,7 +112,18 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
   }
   grpc::ServerWriteReactor<Bytes>* ChatStream(Context* context, const Bytes* request) override {
     return new StreamCall(gateway_, context, "ChatStream", enter(context, "ChatStream", *request),
-                          plan<v1::ChatRequest>(*request, make_chat_sink), options_.on_answer);
+                          plan<v1::ChatRequest>(*request, make_chat_sink, wants_resumable(*context)),
+                          options_.on_answer);
+  }
+  grpc::ServerWriteReactor<Bytes>* Resume(Context* context, const Bytes* request) override {
+    const auto read = [&]() -> StatusOr<ResumePlan> {
+      v1::ResumeRequest in;
+      RETURN_IF_ERROR(parse_message(*request, &in));
+      if (in.id().empty()) return invalid_field("id", "is required");
+      return ResumePlan{in.id(), in.after(), {&gateway_.text(), gateway_.model().name, false}};
+    };
+    return new StreamCall(gateway_, context, "Resume", enter(context, "Resume", *request), read(),
+                          options_.on_answer);
   }
 
   grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
@@ -145,13 +158,26 @@ class GrpcFrontImpl : public GrpcFront, private RawService {
     return finish(context, context->DefaultReactor(), "ModelInfo", entry, status);
   }
 
+  // The metadata "x-conclave-resumable"; INVALID_ARGUMENT names it.
+  static StatusOr<bool> wants_resumable(const Context& context) {
+    const auto at = context.client_metadata().find(kResumableMetadata);
+    if (at == context.client_metadata().end()) return false;
+    const std::string_view value(at->second.data(), at->second.size());
+    if (value == "1" || value == "true") return true;
+    if (value == "0" || value == "false") return false;
+    return invalid_field(kResumableMetadata, "must be \"1\" or \"0\"");
+  }
+
   template <class Message>
   StatusOr<GenerationPlan> plan(const Bytes& bytes,
-                                std::unique_ptr<AnswerSink> (*make)(SinkOptions, RequestId)) const {
+                                std::unique_ptr<AnswerSink> (*make)(SinkOptions, RequestId),
+                                StatusOr<bool> resumable = false) const {
     Message in;
     RETURN_IF_ERROR(parse_message(bytes, &in));
+    RETURN_IF_ERROR(resumable.status());
     GenerationPlan out;
     ASSIGN_OR_RETURN(out.request, from_proto(in));
+    if (*resumable) out.request.resume_context = stream_context(in);
     const SinkOptions sink{&gateway_.text(), gateway_.model().name, out.request.logprobs};
     out.sink = [sink, make](RequestId id) { return make(sink, id); };
     return out;

@@ -123,6 +123,11 @@ class Sink : public AnswerSink {
  public:
   Sink(SinkOptions options, RequestId id) : options_(std::move(options)), id_(gateway::id_text(id)) {}
   void set_prompt(std::vector<TokenId> prompt) override { prompt_ = std::move(prompt); }
+  void number(uint64_t after, bool wrapped) override {
+    numbered_ = true;
+    after_ = after;
+    wrapped_ = wrapped;
+  }
 
  protected:
   void set_logprob(v1::LogprobToken* out, TokenId token, float logprob) const {
@@ -158,15 +163,35 @@ class Sink : public AnswerSink {
       add_tokens(choice, &chunk);
       fill(choice, chunk);
     }
+    // In pieces the end comes alone.
+    if (made.empty() && update.ended && update.error.ok()) made.emplace_back();
     if (made.empty()) return;
     if (!std::exchange(begun_, true)) made.front().set_id(id_);
     if (update.ended && update.error.ok()) set_usage(made.back().mutable_usage(), update.usage);
-    for (const Chunk& chunk : made) out.push_back(to_bytes(chunk));
+    for (Chunk& chunk : made) {
+      if (numbered_ && ++count_ <= after_) continue;
+      if (numbered_) chunk.set_event(count_);
+      out.push_back(wrapped_ ? to_bytes(wrap(std::move(chunk))) : to_bytes(chunk));
+    }
+  }
+  static v1::ResumeChunk wrap(v1::GenerateChunk chunk) {
+    v1::ResumeChunk out;
+    *out.mutable_generate() = std::move(chunk);
+    return out;
+  }
+  static v1::ResumeChunk wrap(v1::ChatChunk chunk) {
+    v1::ResumeChunk out;
+    *out.mutable_chat() = std::move(chunk);
+    return out;
   }
 
   const SinkOptions options_;
   const std::string id_;
   bool begun_ = false;
+  bool numbered_ = false;
+  bool wrapped_ = false;
+  uint64_t after_ = 0;
+  uint64_t count_ = 0;
   std::vector<TokenId> prompt_;
   size_t prompt_at_ = 0;  // the last one reported
 };
@@ -371,6 +396,52 @@ std::unique_ptr<AnswerSink> make_generate_sink(SinkOptions options, RequestId id
 }
 std::unique_ptr<AnswerSink> make_chat_sink(SinkOptions options, RequestId id) {
   return std::make_unique<ChatSink>(std::move(options), id);
+}
+
+namespace {
+
+// Before the message: which one it is.
+constexpr char kGenerateContext = 'G';
+constexpr char kChatContext = 'C';
+
+}  // namespace
+
+std::string stream_context(v1::GenerateRequest request) {
+  request.clear_input();
+  request.clear_logit_bias();
+  return kGenerateContext + request.SerializeAsString();
+}
+
+std::string stream_context(v1::ChatRequest request) {
+  request.clear_messages();
+  request.clear_chat_template_kwargs();
+  request.clear_logit_bias();
+  return kChatContext + request.SerializeAsString();
+}
+
+StatusOr<ReopenedStream> reopen_stream(std::string_view context) {
+  const Status unreadable =
+      failed_precondition("this stream was begun by another protocol or version: it cannot be resumed here");
+  if (context.empty()) return unreadable;
+  const auto size = static_cast<int>(context.size() - 1);
+  ReopenedStream out;
+  StatusOr<gateway::GenerateRequest> read = unreadable;
+  if (context[0] == kGenerateContext) {
+    v1::GenerateRequest request;
+    if (!request.ParseFromArray(context.data() + 1, size)) return unreadable;
+    request.set_text("-");
+    read = from_proto(request);
+    out.sink = make_generate_sink;
+  } else if (context[0] == kChatContext) {
+    v1::ChatRequest request;
+    if (!request.ParseFromArray(context.data() + 1, size)) return unreadable;
+    request.add_messages()->set_role("user");
+    read = from_proto(request);
+    out.sink = make_chat_sink;
+  }
+  if (!read.ok()) return unreadable;
+  out.request = *std::move(read);
+  return out;
 }
 
 v1::ModelInfoResponse model_info(const gateway::Gateway& gateway) {

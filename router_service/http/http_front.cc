@@ -9,6 +9,7 @@
 #include "router_service/http/openai_answer.h"
 #include "router_service/http/openai_request.h"
 #include "router_service/http/openai_response.h"
+#include "router_service/http/openai_resume.h"
 #include "router_service/http/text_routes.h"
 #include "router_service/http/timeout_header.h"
 #include "router_service/task_count.h"
@@ -72,6 +73,7 @@ class HttpFrontImpl : public HttpFront {
   std::string address() const override { return server_->address(); }
   uint16_t port() const override { return server_->port(); }
   http::HttpCounts counts() const override { return server_->counts(); }
+  void post(std::function<void()> task) override { server_->post(std::move(task)); }
   void drain() override { server_->drain(); }
 
  private:
@@ -85,6 +87,7 @@ class HttpFrontImpl : public HttpFront {
     std::shared_ptr<door::Visit> visit;
     std::shared_ptr<http::Exchange> exchange;
     std::optional<Nanos> timeout;  // x-request-timeout
+    bool resumable = false;        // x-conclave-resumable
   };
 
   void reply(const Call& call, http::Response response) const {
@@ -99,11 +102,14 @@ class HttpFrontImpl : public HttpFront {
   static constexpr std::string_view kTokenize = "/tokenize";
   static constexpr std::string_view kDetokenize = "/detokenize";
   static constexpr std::string_view kModels = "/v1/models";
+  static constexpr std::string_view kStreams = "/v1/streams/{id}";
+  static constexpr std::string_view kStreamsPath = "/v1/streams/";
   static constexpr std::string_view kOther = "other";
 
   static std::string_view route_of(std::string_view path) {
     for (const std::string_view route : {kHealth, kCompletions, kChat, kTokenize, kDetokenize, kModels})
       if (path == route) return route;
+    if (path.starts_with(kStreamsPath) && path.size() > kStreamsPath.size()) return kStreams;
     return path.starts_with("/v1/models/") && path.size() > kModels.size() + 1 ? kModels : kOther;
   }
 
@@ -122,9 +128,12 @@ class HttpFrontImpl : public HttpFront {
       return reply(call, http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));
 
     const bool posts = route == kCompletions || chat || text;
-    const std::string_view allowed = posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
+    const std::string_view allowed = posts               ? "POST, OPTIONS"
+                                     : route == kStreams ? "GET, OPTIONS"
+                                                         : "GET, HEAD, OPTIONS";
     if (request.method == "OPTIONS") return reply(call, {204, "", {{"allow", std::string(allowed)}}, ""});
-    const bool fits = posts ? request.method == "POST" : request.method == "GET" || request.method == "HEAD";
+    const bool fits = posts ? request.method == "POST"
+                            : request.method == "GET" || (request.method == "HEAD" && route != kStreams);
     if (!fits) {
       http::Response refusal = http_error(405, std::string(path) + " takes " + std::string(allowed));
       refusal.headers.emplace_back("allow", allowed);
@@ -141,29 +150,55 @@ class HttpFrontImpl : public HttpFront {
     if (auto headers = call.visit->headers(); !headers.empty())
       call.exchange->add_headers(std::move(headers));
     if (!allowed_now.ok()) return reply(call, error_response(allowed_now));
+    if (route == kStreams) return resume(call, request);
+    auto resumable = parse_resumable_header(request.header(kResumableHeader));
+    if (!resumable.ok()) return reply(call, error_response(resumable.status()));
+    call.resumable = *resumable;
     auto timeout = parse_timeout_header(request.header(kTimeoutHeader));
     if (!timeout.ok()) return reply(call, error_response(timeout.status()));
     call.timeout = *timeout;
     if (text) return on_text_thread(call, request);
-    if (request.body.size() <= kLargeBody) return generate(call, parse(chat, request.body));
+    const bool keep = call.resumable;
+    if (request.body.size() <= kLargeBody) return generate(call, parse(chat, keep, request.body));
     // Parsing a large body takes long enough to hold up other streams of this thread.
     const auto body = std::make_shared<const std::string>(std::move(request.body));
-    const bool taken = gateway_.run_on_text_thread([task = tasks_.enter(), this, chat, body, call] {
-      auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse_within_memory(chat, *body));
+    const bool taken = gateway_.run_on_text_thread([task = tasks_.enter(), this, chat, keep, body, call] {
+      auto parsed = std::make_shared<StatusOr<OpenAiRequest>>(parse_within_memory(chat, keep, *body));
       call.exchange->post([this, call, parsed] { generate(call, std::move(*parsed)); });
     });
     if (!taken)
       reply(call, error_response(resource_exhausted("too many requests wait to be read; retry later")));
   }
 
-  StatusOr<OpenAiRequest> parse(bool chat, std::string_view body) const {
-    return chat ? parse_chat_completion(body, options_.openai) : parse_completion(body, options_.openai);
+  // `keep`: what another router needs of it too, where it can be resumed.
+  StatusOr<OpenAiRequest> parse(bool chat, bool keep, std::string_view body) const {
+    ASSIGN_OR_RETURN(OpenAiRequest parsed, chat ? parse_chat_completion(body, options_.openai)
+                                                : parse_completion(body, options_.openai));
+    parsed.resumable = keep;
+    if (!keep || !parsed.style.stream || !parsed.more_prompts.empty()) return parsed;
+    parsed.created = wall_now_ms() / 1000;
+    parsed.fingerprint = gateway_.fleet().numerics_id;
+    parsed.generate.resume_context =
+        write_stream_context(chat, body, {gateway_.model().name, parsed.fingerprint, parsed.created});
+    return parsed;
+  }
+
+  // GET /v1/streams/{id}
+  void resume(const Call& call, const http::Request& request) {
+    const auto after = parse_last_event_id(request.header(kLastEventIdHeader));
+    if (!after.ok()) return reply(call, error_response(after.status()));
+    const std::string id = percent_decoded(std::string_view(request.path).substr(kStreamsPath.size()));
+    resume_openai(call.exchange, id, *after, call.visit->origin(call.visit), options_.openai, gateway_,
+                  [this, call](int status) {
+                    count(call.route, status);
+                    call.visit->answered(status);
+                  });
   }
 
   // Off the connections' threads nobody else catches what one body's size may cause.
-  StatusOr<OpenAiRequest> parse_within_memory(bool chat, std::string_view body) const {
+  StatusOr<OpenAiRequest> parse_within_memory(bool chat, bool keep, std::string_view body) const {
     try {
-      return parse(chat, body);
+      return parse(chat, keep, body);
     } catch (const std::bad_alloc&) {
       return resource_exhausted("there is not enough memory for this request");
     }

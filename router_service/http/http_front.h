@@ -36,6 +36,8 @@ class HttpFront {
   virtual std::string address() const = 0;
   virtual uint16_t port() const = 0;
   virtual http::HttpCounts counts() const = 0;
+  // Runs the task soon on one of its threads.
+  virtual void post(std::function<void()> task) = 0;
   // No new connections; idle ones are closed.
   virtual void drain() = 0;
 };

@@ -35,6 +35,10 @@ struct OpenAiRequest {
   // Completions may ask for several prompts at once; these come after the one in `generate`.
   std::vector<std::variant<gateway::TextPrompt, gateway::TokenPrompt>> more_prompts;
   AnswerStyle style;
+  // Of the header x-conclave-resumable; then generate.resume_context is set where it can be.
+  bool resumable = false;
+  int64_t created = 0;  // as that context has them; 0: there is none
+  std::string fingerprint;
   // Names of fields that nobody knows, cut short; at most kMaxUnknown.
   std::vector<std::string> unknown;
   static constexpr size_t kMaxUnknown = 16;

@@ -100,7 +100,7 @@ OpenAiWriter::OpenAiWriter(AnswerStyle style, Head head, const gateway::TextCode
     : style_(style),
       head_(std::move(head)),
       text_(text),
-      created_(wall_now_ms() / 1000),
+      created_(head_.created != 0 ? head_.created : wall_now_ms() / 1000),
       prompts_(head_.prompts) {
   for (uint32_t i = 0; i < head_.prompts * head_.choices; ++i) {
     choices_.push_back(std::make_unique<Choice>());

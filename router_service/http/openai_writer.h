@@ -25,6 +25,7 @@ class OpenAiWriter {
     uint32_t choices = 1;  // of each prompt
     uint32_t top_logprobs = 0;
     uint32_t prompt_logprobs = 0;
+    int64_t created = 0;  // seconds since 1970; 0: now
   };
   // `text` outlives the writer.
   OpenAiWriter(AnswerStyle style, Head head, const gateway::TextCodec& text);

@@ -110,6 +110,7 @@ Actions SchedulerCore::on_event(Event event, TimePoint now) {
   forgive_own_stall(now);
   last_now_ = now;
   std::visit([&](auto& e) { handle(e, now); }, event);
+  trim_kept();
   publish_placements(now);
   if (all_due_) update_fleet();
   return std::move(actions_);
@@ -142,6 +143,7 @@ Actions SchedulerCore::plan(TimePoint now) {
       owing_floor_ = std::min(owing_floor_, worker.owing_since());
     }
   }
+  plan_look_for_stalls(now);
   timer_due_ = next_timer();
   return std::move(actions_);
 }
@@ -167,7 +169,8 @@ std::optional<BatchPlan> SchedulerCore::plan_worker(WorkerPlanner& worker, const
 }
 
 TimePoint SchedulerCore::next_timer() const {
-  TimePoint next = std::min({members_.next_timer(), placement_.next_timer(), requests_.next_timer()});
+  TimePoint next =
+      std::min({members_.next_timer(), placement_.next_timer(), requests_.next_timer(), next_stall_look_});
   if (!placement_.active_complete() || owing_floor_ == kNever) return next;
   return std::min(next, owing_floor_ + options_.step_timeout_ms * kMillisecond);
 }
@@ -223,11 +226,20 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
     }
   }
   ++counters_.requests_accepted;
+  bound_context(event.request);
+  const bool incomplete = misses_logprobs(event.request);
   Request& request = requests_.add(std::move(event.request), event.gateway, now);
   request.checked = model.has_value();
-  emit(ReplySubmit{event.gateway, id, OkStatus()});
+  request.holder = gateways_.at(event.gateway).incarnation;
+  request.incomplete = incomplete;
+  emit(ReplySubmit{event.gateway, id, OkStatus(), request.resumable()});
   for (Choice& choice : request.choices) {
-    if (choice.state == ChoiceState::kEnded) continue;
+    if (choice.state == ChoiceState::kEnded) {
+      // For whoever adopts it: what its tokens do not say was its text's end, at the gateway.
+      const FinishReason finish = finish_of_delivered(choice);
+      choice.finish = finish == FinishReason::kNone ? FinishReason::kCancelled : finish;
+      continue;
+    }
     if (const FinishReason finish = finish_of_delivered(choice); finish != FinishReason::kNone) {
       stop_choice(choice, finish, "");
     }
@@ -246,9 +258,15 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
     emit(ReplySubmit{event.gateway, request.id(), invalid_field("id", "another request has this id")});
     return;
   }
+  const Incarnation holder = gateways_.at(event.gateway).incarnation;
+  if (request.resumable() && request.gateway && request.holder != holder) {
+    ++counters_.requests_refused_invalid;
+    emit(ReplySubmit{event.gateway, request.id(), failed_precondition("another router has taken it over")});
+    return;
+  }
   ++counters_.requests_reattached;
-  requests_.attach(request, event.gateway);
-  emit(ReplySubmit{event.gateway, request.id(), OkStatus()});
+  requests_.attach(request, event.gateway, holder);
+  emit(ReplySubmit{event.gateway, request.id(), OkStatus(), request.resumable()});
   request.prompt_sent = std::max(event.request.prompt_logprobs_delivered, request.prompt_base - 1);
   request.cached_sent = false;
   event.request.delivered.resize(request.choices.size());
@@ -277,7 +295,7 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
 
 void SchedulerCore::handle(Cancel& event, TimePoint) {
   Request* request = requests_.find(event.request);
-  if (request == nullptr || request->ended()) return;
+  if (request == nullptr || request->ended() || !may_cancel(*request, event.gateway)) return;
   if (event.choice) {
     if (*event.choice < request->choices.size()) {
       end_choice(request->choices[*event.choice], FinishReason::kCancelled, "");
@@ -285,6 +303,7 @@ void SchedulerCore::handle(Cancel& event, TimePoint) {
     return;
   }
   const auto gateway = request->gateway;
+  requests_.forget_context(*request);  // its client wants no more of it
   end_request(*request, FinishReason::kCancelled, "");
   if (faults_.end_twice && gateway) {
     TokenEvent again;
@@ -305,6 +324,7 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
     return;
   }
   ++counters_.steps_retired;
+  retired_at_[member.hello.incarnation] = now;
   counters_.step_compute_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.compute_ns));
   counters_.step_expert_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.expert_wait_ns));
   counters_.step_plan_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.plan_wait_ns));
@@ -319,7 +339,7 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
   }
   actions_.reserve(actions_.size() + outcome->sampled.size());
   // All tokens first: a sequence of the same worker may be looked at for them.
-  for (StepOutcome::Sample& sample : outcome->sampled) requests_.append(*sample.owner, sample.token);
+  for (StepOutcome::Sample& sample : outcome->sampled) requests_.append(*sample.owner, sample.token, now);
   for (const StepOutcome::Sample& sample : outcome->sampled) {
     if (sample.token.finish != FinishReason::kNone) {
       end_choice(*sample.owner, sample.token.finish, "");

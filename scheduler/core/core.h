@@ -62,6 +62,8 @@ class SchedulerCore {
   void handle(GatewayLost& event, TimePoint now);
   void handle(Submit& event, TimePoint now);
   void handle(Cancel& event, TimePoint now);
+  void handle(Adopt& event, TimePoint now);
+  void handle(Release& event, TimePoint now);
   void handle(DrainMember& event, TimePoint now);
   void handle(Tick& event, TimePoint now);
 
@@ -85,6 +87,30 @@ class SchedulerCore {
   // Whether the request fits the pages of the largest worker so far; the Status names the numbers.
   Status check_capacity(const AcceptedRequest& request) const;
   void reattach(Request& request, Submit& event);
+  // --- resumable requests (core_resume.cc)
+  TimePoint grace_from(TimePoint now) const { return now + options_.gateway_grace_ms * kMillisecond; }
+  // Drops a context for which there is no room.
+  void bound_context(AcceptedRequest& request);
+  static bool misses_logprobs(const AcceptedRequest& request);
+  bool may_cancel(const Request& request, SessionId gateway) const;
+  // Why a request cannot be adopted, now that it is there.
+  Status check_adoptable(const Request& request) const;
+  // Ends it for the gateway that has it.
+  void take_from_gateway(Request& request);
+  // Forgets ended ones beyond the bounds, the oldest first.
+  void trim_kept();
+
+  // --- requests without progress (core_stalls.cc)
+  void plan_look_for_stalls(TimePoint now);
+  void look_for_stalls(TimePoint now);
+  void forgive_stalls(Nanos late);
+  struct Stall {
+    Nanos time = 0;
+    StallHop hop = StallHop::kTurn;
+    std::string detail;
+  };
+  Stall stall_of(const Choice& choice, const Choice* head, TimePoint now) const;
+
   // Whether the queue has room for a request; else the bound, the numbers and when to try again.
   Status check_queue(const AcceptedRequest& request, TimePoint now) const;
   Status check_model(const Request& request) const;
@@ -137,7 +163,9 @@ class SchedulerCore {
   // all of them after a change of members or placement.
   std::vector<Incarnation> due_;
   bool all_due_ = true;
-  uint32_t draining_ = 0;  // members that drain and are not done
+  TimePoint next_stall_look_ = kNever;
+  std::map<Incarnation, TimePoint> retired_at_;  // when each worker last reported a step
+  uint32_t draining_ = 0;                        // members that drain and are not done
   // The pools' gauges as last added to counters_, since a sum over all workers for each event would cost more
   // than the event.
   struct PoolSum {

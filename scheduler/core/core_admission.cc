@@ -178,6 +178,7 @@ bool SchedulerCore::start(Choice& choice, SeqId like, const std::set<Incarnation
   const uint32_t tokens = static_cast<uint32_t>(known.size());
   const Rank rank{requests_.queue().band(choice, now), request.arrival, choice.index};
   requests_.set_running(choice, best->first, sequence.seq);
+  choice.progress_at = now;
   due_.push_back(best->first);
   const uint32_t cached = best->second.admit(std::move(sequence), room, rank, std::move(prefix), choice);
   counters_.prompt_tokens_admitted += tokens;

@@ -137,6 +137,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
     ++counters_.sequences_replayed;
   }
   workers_.erase(hello.incarnation);
+  retired_at_.erase(hello.incarnation);
   show_pool(hello.incarnation);
 }
 
@@ -164,7 +165,7 @@ void SchedulerCore::handle(GatewayJoined& event, TimePoint) {
 void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
   if (gateways_.erase(event.session) == 0) return;
   for (Request* request : requests_.of_gateway(event.session)) {
-    requests_.detach(*request, now + options_.gateway_grace_ms * kMillisecond);
+    requests_.detach(*request, grace_from(now));
   }
 }
 
@@ -239,6 +240,7 @@ void SchedulerCore::forgive_own_stall(TimePoint now) {
   if (late < options_.lease_ms * kMillisecond / 2) return;
   members_.extend_leases(late);
   for (auto& [incarnation, worker] : workers_) worker.forgive(now);
+  forgive_stalls(late);
   ++counters_.stalls_forgiven;
 }
 
@@ -264,6 +266,7 @@ void SchedulerCore::run_timers(TimePoint now) {
   }
   for (const DeadMember& member : dead) lose_member(member.session, member.cause, true, now);
   placement_.on_time(now);
+  look_for_stalls(now);
   for (Request* request : requests_.expired(now)) {
     if (request->ended()) {
       requests_.erase(*request);  // its gateway did not come back for the end
@@ -271,6 +274,7 @@ void SchedulerCore::run_timers(TimePoint now) {
       end_request(*request, FinishReason::kDeadline, "the deadline has passed");
     } else {
       ++counters_.requests_abandoned;
+      requests_.forget_context(*request);
       end_request(*request, FinishReason::kCancelled, "");
       requests_.erase(*request);
     }
@@ -318,6 +322,7 @@ void SchedulerCore::update_fleet() {
   }
   info.ready = info.not_ready.empty();
   info.loaded_permille = members_.loaded_permille();
+  info.max_router_context_bytes = options_.max_router_context_bytes;
   const bool progressed = info.loaded_permille >= fleet_.loaded_permille + kLoadedStep ||
                           (info.loaded_permille == 1000 && fleet_.loaded_permille < 1000) ||
                           info.loaded_permille < fleet_.loaded_permille;
@@ -389,6 +394,9 @@ SchedulerMetrics SchedulerCore::metrics() const {
   metrics.tokens_waiting = requests_.queue().tokens();
   metrics.requests_running = requests_.running();
   metrics.requests_detached = requests_.detached();
+  metrics.requests_resumable = requests_.kept();
+  metrics.resumable_bytes = requests_.kept_bytes();
+  metrics.router_context_bytes = requests_.context_bytes();
   metrics.workers = static_cast<uint32_t>(workers_.size());
   metrics.shards = static_cast<uint32_t>(placement_.shards());
   metrics.gateways = static_cast<uint32_t>(gateways_.size());

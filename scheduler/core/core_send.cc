@@ -9,6 +9,8 @@ namespace {
 
 // Prompt tokens whose log-probabilities one event carries.
 constexpr uint32_t kPromptPiece = 256;
+// Tokens of one event: a gateway that takes a request up again may lack many.
+constexpr uint32_t kTokenPiece = 4096;
 
 }  // namespace
 
@@ -56,10 +58,16 @@ void SchedulerCore::end_request(Request& request, FinishReason reason, const std
 }
 
 void SchedulerCore::flush(Request& request) {
-  if (!request.gateway) return;
-  send_prompt_logprobs(request);
-  for (Choice& choice : request.choices) send_choice(choice);
-  if (request.ended()) requests_.erase(request);
+  if (request.gateway) {
+    send_prompt_logprobs(request);
+    for (Choice& choice : request.choices) send_choice(choice);
+  }
+  if (!request.ended()) return;
+  if (request.resumable()) {
+    requests_.keep(request, grace_from(last_now_));
+  } else if (request.gateway) {
+    requests_.erase(request);
+  }
 }
 
 void SchedulerCore::send_prompt_logprobs(Request& request) {
@@ -83,26 +91,33 @@ void SchedulerCore::send_choice(Choice& choice) {
   if (!request.gateway || choice.end_sent) return;
   const bool ended = choice.state == ChoiceState::kEnded;
   const uint32_t count = static_cast<uint32_t>(choice.generated.size());
-  const uint32_t from = std::min(choice.sent, count);
+  uint32_t from = std::min(choice.sent, count);
   if (from == count && !ended) return;
-  TokenEvent event;
-  event.request = request.id();
-  event.choice = choice.index;
-  event.index = from;
-  event.tokens.assign(choice.generated.begin() + from, choice.generated.end());
-  if (request.logprobs) {
-    event.logprobs.assign(choice.logprobs.begin() + from, choice.logprobs.end());
-    event.top_logprobs.assign(choice.top_logprobs.begin() + from, choice.top_logprobs.end());
+  for (;;) {
+    const uint32_t to = std::min(count, from + kTokenPiece);
+    TokenEvent event;
+    event.request = request.id();
+    event.choice = choice.index;
+    event.index = from;
+    event.tokens.assign(choice.generated.begin() + from, choice.generated.begin() + to);
+    if (request.logprobs) {
+      event.logprobs.assign(choice.logprobs.begin() + from, choice.logprobs.begin() + to);
+      event.top_logprobs.assign(choice.top_logprobs.begin() + from, choice.top_logprobs.begin() + to);
+    }
+    if (!request.cached_sent && !event.tokens.empty()) {
+      event.cached_tokens = request.cached_tokens;
+      request.cached_sent = true;
+    }
+    if (to == count) {
+      event.finish = choice.finish;
+      event.error = choice.error;
+    }
+    emit(SendTokens{request.gateway, std::move(event)});
+    from = to;
+    if (from == count) break;
   }
-  if (!request.cached_sent && !event.tokens.empty()) {
-    event.cached_tokens = request.cached_tokens;
-    request.cached_sent = true;
-  }
-  event.finish = choice.finish;
-  event.error = choice.error;
   choice.sent = std::max(choice.sent, count);
   choice.end_sent = ended;
-  emit(SendTokens{request.gateway, std::move(event)});
 }
 
 }  // namespace conclave::scheduler

@@ -3,6 +3,7 @@
 // its *Lost event.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -12,6 +13,7 @@
 #include "libs/base/status.h"
 #include "libs/model/membership.h"
 #include "libs/model/request.h"
+#include "scheduler/core/stall_hop.h"
 
 namespace conclave::scheduler {
 
@@ -44,6 +46,19 @@ struct Cancel {
   RequestId request;
   std::optional<uint32_t> choice = std::nullopt;  // none: all of them
 };
+// A gateway takes over a resumable request, whoever has it; answered by ReplyAdopt, then by its tokens from
+// the first one on.
+struct Adopt {
+  SessionId gateway;
+  RequestId request;
+  std::string tenant;
+};
+// A gateway lets go of a resumable request of its own. `finished`: nothing more is to be generated.
+struct Release {
+  SessionId gateway;
+  RequestId request;
+  bool finished = false;
+};
 // An operator wants what a worker runs to move elsewhere; answered by ReplyDrain with the same ticket.
 struct DrainMember {
   uint64_t ticket = 0;
@@ -51,8 +66,8 @@ struct DrainMember {
 };
 struct Tick {};  // time has passed
 
-using Event =
-    std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, DrainMember, Tick>;
+using Event = std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, Adopt,
+                           Release, DrainMember, Tick>;
 
 // --- out ---
 struct SendMember {
@@ -76,6 +91,13 @@ struct ReplySubmit {  // OK: accepted
   SessionId gateway;
   RequestId request;
   Status status;
+  bool resumable = false;  // OK: its router_context is kept
+};
+struct ReplyAdopt {
+  SessionId gateway;
+  RequestId request;
+  Status status;
+  std::shared_ptr<const AdoptedRequest> adopted = nullptr;  // OK: never null
 };
 // OK: the member is draining, or drained already; status() tells when it is done.
 struct ReplyDrain {
@@ -91,8 +113,16 @@ struct SendFleet {
   FleetInfo fleet;
 };
 
-using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, ReplyDrain,
-                            SendTokens, SendFleet>;
+// A request has made no progress for `stalled`; said once for each hop it is stuck at.
+struct ReportStall {
+  RequestId request;
+  StallHop hop;
+  std::string detail;  // who it waits for, where that is known
+  Nanos stalled = 0;
+};
+
+using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, ReplyAdopt,
+                            ReplyDrain, SendTokens, SendFleet, ReportStall>;
 using Actions = std::vector<Action>;
 
 }  // namespace conclave::scheduler

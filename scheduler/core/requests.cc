@@ -9,6 +9,7 @@ namespace conclave::scheduler {
 namespace {
 // Longer than any process lives; keeps now + time_left within range.
 constexpr Nanos kMaxTimeLeft = 10ll * 365 * 24 * 3600 * kSecond;
+constexpr uint64_t kRequestBytes = 1024;  // of a kept request beside what it lists, about
 }  // namespace
 
 Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoint now) {
@@ -28,9 +29,12 @@ Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoin
     choice.request = &request;
     choice.index = static_cast<uint32_t>(&choice - request.choices.data());
     DeliveredChoice& delivered = request.accepted.delivered[choice.index];
+    choice.progress_at = now;
     if (delivered.ended) {
       choice.state = ChoiceState::kEnded;
       choice.end_sent = true;
+      if (request.resumable()) choice.generated = std::move(delivered.tokens);
+      choice.sent = static_cast<uint32_t>(choice.generated.size());
       continue;
     }
     if (request.live++ == 0) request.account = queue_.arrive(request.accepted.tenant);
@@ -44,6 +48,7 @@ Request& RequestTable::add(AcceptedRequest accepted, SessionId gateway, TimePoin
   }
   request.accepted.delivered.clear();
   prompt_values_ += request.prompt_values();
+  context_bytes_ += request.accepted.router_context.size();
   CONCLAVE_CHECK(requests_.emplace(request.id(), std::move(owned)).second);
   set_timer(request);
   return request;
@@ -63,6 +68,8 @@ void RequestTable::erase(Request& request) {
   for (Choice& choice : request.choices) leave_state(choice);
   if (request.live > 0) queue_.depart(request.account);
   prompt_values_ -= request.prompt_values();
+  context_bytes_ -= request.accepted.router_context.size();
+  unkeep(request);
   if (!request.gateway) --detached_;
   const RequestId id = request.id();
   timers_.erase({timer_set_.at(id), id});
@@ -123,10 +130,12 @@ void RequestTable::set_ended(Choice& choice, FinishReason reason, std::string er
   set_timer(request);
 }
 
-void RequestTable::attach(Request& request, SessionId gateway) {
+void RequestTable::attach(Request& request, SessionId gateway, Incarnation holder) {
   CONCLAVE_CHECK(gateway);
+  unkeep(request);
   if (!request.gateway) --detached_;
   request.gateway = gateway;
+  request.holder = holder;
   request.grace_until = kNever;
   set_timer(request);
 }
@@ -138,8 +147,49 @@ void RequestTable::detach(Request& request, TimePoint grace_until) {
   set_timer(request);
 }
 
-void RequestTable::append(Choice& choice, SampledToken& token) {
+void RequestTable::keep(Request& request, TimePoint grace_until) {
+  CONCLAVE_CHECK(request.ended() && request.resumable());
+  if (request.kept_order != 0) return;
+  if (request.gateway) detach(request, grace_until);
+  uint64_t bytes = kRequestBytes + request.accepted.router_context.size() +
+                   request.accepted.prompt.size() * sizeof(TokenId);
+  for (const Choice& choice : request.choices) {
+    bytes += choice.generated.size() * sizeof(TokenId) + choice.logprobs.size() * sizeof(float);
+    for (const auto& top : choice.top_logprobs) bytes += sizeof(top) + top.size() * sizeof(TokenLogprob);
+  }
+  for (const PromptLogprob& one : request.prompt_logprobs) {
+    bytes += sizeof(one) + one.top.size() * sizeof(TokenLogprob);
+  }
+  request.kept_order = next_kept_++;
+  request.kept_bytes = bytes;
+  kept_bytes_ += bytes;
+  kept_.emplace(request.kept_order, request.id());
+}
+
+void RequestTable::unkeep(Request& request) {
+  if (request.kept_order == 0) return;
+  kept_.erase(std::exchange(request.kept_order, 0));
+  kept_bytes_ -= std::exchange(request.kept_bytes, 0);
+}
+
+Request* RequestTable::oldest_kept() { return kept_.empty() ? nullptr : find(kept_.begin()->second); }
+
+void RequestTable::forget_context(Request& request) {
+  context_bytes_ -= request.accepted.router_context.size();
+  request.accepted.router_context = {};
+}
+
+std::vector<Request*> RequestTable::all() {
+  std::vector<Request*> result;
+  result.reserve(requests_.size());
+  for (const auto& [id, request] : requests_) result.push_back(request.get());
+  std::sort(result.begin(), result.end(), [](Request* a, Request* b) { return a->arrival < b->arrival; });
+  return result;
+}
+
+void RequestTable::append(Choice& choice, SampledToken& token, TimePoint now) {
   Request& request = *choice.request;
+  choice.progress_at = now;
   // In pieces: most answers end long before max_tokens, and doubling copies a long one often.
   if (choice.generated.size() == choice.generated.capacity()) {
     choice.generated.reserve(choice.generated.size() + std::max<size_t>(32, choice.generated.size()));
@@ -201,7 +251,16 @@ Status RequestTable::audit() const {
   size_t running = 0;
   uint32_t detached = 0;
   uint64_t prompt_values = 0;
+  size_t kept = 0;
+  uint64_t kept_bytes = 0;
+  uint64_t context_bytes = 0;
   for (const auto& [id, request] : requests_) {
+    kept += request->kept_order != 0;
+    kept_bytes += request->kept_bytes;
+    context_bytes += request->accepted.router_context.size();
+    if ((request->kept_order != 0) != (request->ended() && request->resumable())) {
+      return internal_error("a request is kept that is not to be, or the other way round");
+    }
     if (!request->gateway) ++detached;
     if (timer_set_.at(id) != timer_of(*request)) return internal_error("a request's timer is stale");
     uint32_t live = 0;
@@ -234,6 +293,9 @@ Status RequestTable::audit() const {
   if (running != by_seq_.size()) return internal_error("a sequence has no running request");
   RETURN_IF_ERROR(queue_.audit());
   if (prompt_values != prompt_values_) return internal_error("prompt log-probabilities are miscounted");
+  if (kept != kept_.size() || kept_bytes != kept_bytes_)
+    return internal_error("kept requests are miscounted");
+  if (context_bytes != context_bytes_) return internal_error("router contexts are miscounted");
   if (detached != detached_) return internal_error("detached requests are miscounted");
   if (timers_.size() != requests_.size() || timer_set_.size() != requests_.size()) {
     return internal_error("requests and timers differ in number");

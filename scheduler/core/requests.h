@@ -44,6 +44,7 @@ struct Choice {
   bool started = false;  // before: its tenant was charged for the prompt
   SeqId seq;             // kRunning
   Incarnation worker;
+  TimePoint progress_at = 0;  // its last token or start
 
   uint32_t preemptions = 0;
   std::vector<float> logprobs;  // as long as generated, where asked for
@@ -75,8 +76,18 @@ struct Request {
   uint32_t prompt_base = 1;
   uint32_t prompt_sent = 0;  // how many prompt tokens' the gateway has
 
+  // Which process has or had it. A resumable request is handed from one to the other; what an earlier one
+  // still says about it does not count.
+  Incarnation holder;
+  bool incomplete = false;  // log-probabilities of delivered tokens went with another scheduler
+  uint64_t kept_order = 0;  // ended and kept to be adopted: when that began; 0: it is not
+  uint64_t kept_bytes = 0;
+  std::optional<StallHop> stalled_at;  // as last reported
+
   // All choices have ended: kept until that was sent, while no gateway is attached.
   bool ended() const { return live == 0; }
+  // Another gateway can take it over.
+  bool resumable() const { return !accepted.router_context.empty(); }
   uint32_t prompt_tokens() const { return static_cast<uint32_t>(accepted.prompt.size()); }
   // Positions a choice takes when it generates all it may.
   uint32_t max_positions() const { return prompt_tokens() + accepted.sampling.max_tokens; }
@@ -108,10 +119,21 @@ class RequestTable {
   // A waiting choice waits until another one of its request samples, ends or waits again.
   void park(Choice& choice);
 
-  void attach(Request& request, SessionId gateway);
+  void attach(Request& request, SessionId gateway, Incarnation holder);
   void detach(Request& request, TimePoint grace_until);
+  // A resumable request that ended stays to be adopted; one whose gateway is attached is detached.
+  void keep(Request& request, TimePoint grace_until);
+  // It is resumable no more.
+  void forget_context(Request& request);
+  // The one kept for longest; null: none is.
+  Request* oldest_kept();
+  uint32_t kept() const { return static_cast<uint32_t>(kept_.size()); }
+  uint64_t kept_bytes() const { return kept_bytes_; }
+  uint64_t context_bytes() const { return context_bytes_; }
   // Adds a sampled token, which the tenant is charged for.
-  void append(Choice& choice, SampledToken& token);
+  void append(Choice& choice, SampledToken& token, TimePoint now);
+  // In the order of their arrival.
+  std::vector<Request*> all();
 
   // What waits. Choices enter and leave by their state only; accounts may be charged.
   AdmissionQueue& queue() { return queue_; }
@@ -125,12 +147,13 @@ class RequestTable {
 
   uint64_t prompt_values() const { return prompt_values_; }  // sum of Request::prompt_values
   uint32_t running() const { return static_cast<uint32_t>(by_seq_.size()); }
-  uint32_t detached() const { return detached_; }
+  uint32_t detached() const { return detached_ - kept(); }
   size_t size() const { return requests_.size(); }
   Status audit() const;
 
  private:
   void leave_state(Choice& choice);
+  void unkeep(Request& request);
   void unpark(Request& request);
   void set_timer(Request& request);
   static TimePoint timer_of(const Request& request);
@@ -142,7 +165,11 @@ class RequestTable {
   std::unordered_map<RequestId, TimePoint> timer_set_;
   uint64_t next_arrival_ = 1;
   uint64_t prompt_values_ = 0;
-  uint32_t detached_ = 0;
+  uint32_t detached_ = 0;  // kept ones included
+  std::map<uint64_t, RequestId> kept_;
+  uint64_t next_kept_ = 1;
+  uint64_t kept_bytes_ = 0;
+  uint64_t context_bytes_ = 0;
 };
 
 }  // namespace conclave::scheduler

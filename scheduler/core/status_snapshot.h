@@ -7,6 +7,7 @@
 
 #include "libs/base/ids.h"
 #include "libs/model/membership.h"
+#include "scheduler/core/stall_hop.h"
 
 namespace conclave::scheduler {
 
@@ -39,6 +40,12 @@ struct SchedulerMetrics {
   uint64_t requests_refused_invalid = 0;  // could never run here
   uint64_t requests_refused_unready = 0;  // no model is known yet
   uint64_t requests_reattached = 0;
+  uint64_t requests_adopted = 0;   // by another gateway, or again by its own
+  uint64_t requests_released = 0;  // by a gateway whose client went away, or whose text has ended
+  uint64_t adoptions_refused = 0;
+  uint64_t contexts_refused = 0;   // resumable no more for want of room for their context
+  uint64_t resumable_dropped = 0;  // ended requests forgotten before their time, for newer ones
+  PerStallHop<uint64_t> stalls_reported{};
   uint64_t requests_finished_stop = 0;
   uint64_t requests_finished_length = 0;
   uint64_t requests_cancelled = 0;
@@ -72,7 +79,11 @@ struct SchedulerMetrics {
   uint32_t requests_waiting = 0;
   uint64_t tokens_waiting = 0;
   uint32_t requests_running = 0;
-  uint32_t requests_detached = 0;
+  uint32_t requests_detached = 0;   // those that are kept after their end not counted
+  uint32_t requests_resumable = 0;  // kept after their end
+  uint64_t resumable_bytes = 0;     // of these
+  uint64_t router_context_bytes = 0;
+  PerStallHop<uint32_t> requests_stalled{};  // at the last look
   uint32_t workers = 0;
   uint32_t shards = 0;
   uint32_t gateways = 0;

@@ -344,6 +344,39 @@ TEST_F(GatewayTest, ASlowClientIsCutOffAtTheBound) {
   EXPECT_TRUE(scheduler.wait_cancelled(1));
 }
 
+TEST_F(GatewayTest, WhatARequestWaitsForHereIsTold) {
+  const Nanos limit = 30 * kSecond;
+  const auto stalled = [&](Nanos after) { return gateway.stalled(steady_now() + after, limit); };
+  Client client(gateway);
+  ASSERT_TRUE(client.start(text_request("hi")).ok());
+  const AcceptedRequest r = scheduler.wait_submitted();
+  EXPECT_TRUE(stalled(10 * kSecond).empty());
+  ASSERT_EQ(stalled(60 * kSecond).size(), 1u);
+  EXPECT_EQ(stalled(60 * kSecond)[0].id, r.id);
+  EXPECT_EQ(stalled(60 * kSecond)[0].hop, StallHop::kScheduler);
+  scheduler.accept(r.id);
+  scheduler.emit(r.id, 0, byte_tokens("x"));
+  ASSERT_EQ(stalled(60 * kSecond).size(), 1u);
+  EXPECT_EQ(stalled(60 * kSecond)[0].hop, StallHop::kClient);
+  client.take();
+  EXPECT_TRUE(stalled(3600 * kSecond).empty());  // its tokens are the scheduler's business
+  scheduler.emit(r.id, 1, byte_tokens("y"), FinishReason::kLength);
+  EXPECT_TRUE(stalled(3600 * kSecond).empty());  // it has ended
+  ASSERT_TRUE(client.finish());
+
+  text.stall.store(true);  // the template takes its time
+  GenerateRequest chat = text_request("");
+  ChatPrompt prompt;
+  prompt.request.messages_json = R"([{"role":"user","content":"hi"}])";
+  chat.prompt = std::move(prompt);
+  chat.conversation = true;
+  chat.time_left = 500 * kMillisecond;
+  Client waits(gateway);
+  ASSERT_TRUE(waits.start(std::move(chat)).ok());
+  for (const StalledRequest& one : stalled(60 * kSecond)) EXPECT_EQ(one.hop, StallHop::kText);
+  ASSERT_TRUE(waits.finish());
+}
+
 TEST_F(GatewayTest, ADeadlineThatHasPassedIsNotSubmitted) {
   GenerateRequest request = text_request("hi");
   request.time_left = 0;

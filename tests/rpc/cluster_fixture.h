@@ -63,6 +63,12 @@ struct Collector : RequestObserver {
   void on_accepted() override {
     watch.change([&] { ++accepted; });
   }
+  void on_resumable() override {
+    watch.change([&] { ++resumable; });
+  }
+  void on_adopted(const AdoptedRequest& request) override {
+    watch.change([&] { adopted.push_back(request); });
+  }
   void on_refused(const Status& cause) override {
     watch.change([&] {
       ++ends;
@@ -89,6 +95,8 @@ struct Collector : RequestObserver {
 
   Watch watch;
   int accepted = 0;
+  int resumable = 0;
+  std::vector<AdoptedRequest> adopted;
   int ends = 0;
   int faults = 0;  // gaps, repeats, events after the end
   Status refused;

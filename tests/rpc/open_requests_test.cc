@@ -404,5 +404,55 @@ TEST_F(ManyChoicesTest, AnEndFromHereEndsAllThatHaveNotEnded) {
   EXPECT_EQ(open.size(), 0u);
 }
 
+TEST(OpenRequests, AdoptedOnesBeginWithTheirFirstToken) {
+  OpenRequests open(10 * kSecond);
+  auto seen = std::make_shared<Observer>();
+  AdoptedRequest adopted;
+  adopted.request = request();
+  adopted.request.router_context = "c";
+  adopted.request.delivered = {{{9, 9}, false}};  // of no meaning here
+  open.adopt(adopted, seen, 0);
+  EXPECT_EQ(open.size(), 1u);
+  ASSERT_TRUE(open.on_tokens(tokens(0, {5, 6, 7})).ok());
+  EXPECT_THAT(seen->tokens, ElementsAre(5, 6, 7));
+  EXPECT_EQ(seen->accepted, 0);
+  // A scheduler that restarts gets it as one that was accepted, context and all.
+  open.disconnected(kSecond);
+  const OpenRequests::Resume again = open.connected(2 * kSecond);
+  ASSERT_EQ(again.submit.size(), 1u);
+  EXPECT_TRUE(again.submit[0].resubmitted);
+  EXPECT_EQ(again.submit[0].router_context, "c");
+  EXPECT_THAT(again.submit[0].delivered[0].tokens, ElementsAre(5, 6, 7));
+  ASSERT_TRUE(open.on_tokens(tokens(3, {8}, FinishReason::kLength)).ok());
+  EXPECT_EQ(seen->ends, 1);
+  EXPECT_EQ(open.size(), 0u);
+  EXPECT_EQ(open.next_expiry(), kNever);
+}
+
+TEST(OpenRequests, OnlyWhoHasARequestReleasesIt) {
+  OpenRequests open(10 * kSecond);
+  auto seen = std::make_shared<Observer>();
+  const Observer stranger;
+  open.add(request(), seen, 0);
+  open.to_submit(kId, 0);
+  open.on_reply(kId, OkStatus(), 0, true);
+  EXPECT_FALSE(open.release(kId, &stranger, true));
+  EXPECT_EQ(open.size(), 1u);
+  EXPECT_TRUE(open.release(kId, seen.get(), true));
+  EXPECT_EQ(open.size(), 0u);
+  EXPECT_EQ(seen->ends, 0);
+  EXPECT_FALSE(open.release(kId, seen.get(), true));  // not a second time
+  ASSERT_TRUE(open.on_tokens(tokens(0, {1})).ok());   // what was on its way is nobody's
+  // Without a connection nobody is to be told: the scheduler lets go of what the lost one had.
+  open.add(request(), seen, 0);
+  open.to_submit(kId, 0);
+  open.on_reply(kId, OkStatus(), 0, true);
+  open.disconnected(kSecond);
+  EXPECT_FALSE(open.release(kId, seen.get(), false));
+  EXPECT_EQ(open.size(), 0u);
+  EXPECT_THAT(open.connected(2 * kSecond).cancel, IsEmpty());
+  EXPECT_EQ(open.next_expiry(), kNever);
+}
+
 }  // namespace
 }  // namespace conclave::rpc

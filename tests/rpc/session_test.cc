@@ -144,6 +144,89 @@ TEST_F(SessionTest, ALostWorkerIsReplacedWithoutLosingTokens) {
   }
 }
 
+AcceptedRequest resumable(uint64_t id, uint32_t prompt, uint32_t max_tokens) {
+  AcceptedRequest r = request(id, prompt, max_tokens);
+  r.router_context = "what it takes to go on";
+  r.tenant = "alice";
+  return r;
+}
+
+TEST_F(SessionTest, AnotherRouterAdoptsWhatADeadOneHad) {
+  RemoteMember worker(scheduler.client(), Role::kAttention, 2 * kMillisecond);
+  RemoteMember shard(scheduler.client(), Role::kExpert);
+  auto first = std::make_unique<rpc::SchedulerClient>(scheduler.client(), "first", make_incarnation());
+  rpc::SchedulerClient second(scheduler.client(), "second", make_incarnation());
+  wait_ready(*first);
+  wait_ready(second);
+  EXPECT_EQ(second.fleet().max_router_context_bytes, 65'536u);
+  std::vector<std::pair<AcceptedRequest, std::shared_ptr<Collector>>> all;
+  for (uint64_t i = 1; i <= 8; ++i) {
+    all.push_back({resumable(i, 5, 80), std::make_shared<Collector>()});
+    first->submit(all.back().first, all.back().second);
+  }
+  for (auto& [r, seen] : all) {
+    ASSERT_TRUE(seen->wait_tokens(5));
+    EXPECT_EQ(seen->resumable, 1);
+  }
+  // Its end must not look like one that cancels: the process is gone from one moment to the next.
+  for (auto& [r, seen] : all) first->release(r.id, *seen, false);
+  first.reset();
+  for (auto& [r, seen] : all) {
+    seen = std::make_shared<Collector>();
+    second.adopt(r.id, "alice", seen);
+  }
+  for (auto& [r, seen] : all) {
+    ASSERT_TRUE(seen->wait_end());
+    ASSERT_EQ(seen->adopted.size(), 1u) << seen->refused;
+    EXPECT_EQ(seen->adopted[0].request.prompt, r.prompt);
+    EXPECT_EQ(seen->adopted[0].request.router_context, r.router_context);
+    EXPECT_GE(seen->adopted[0].generated, 5u);
+    EXPECT_EQ(seen->tokens, oracle_answer(r.prompt, r.sampling));
+    EXPECT_EQ(seen->faults, 0);
+    EXPECT_EQ(seen->accepted, 0);
+  }
+  EXPECT_TRUE(eventually([&] { return second.metrics().adoptions == 8; }));
+  EXPECT_TRUE(eventually([&] { return second.metrics().open == 0; }));
+}
+
+TEST_F(SessionTest, AdoptionsAreRefusedInWordsAndGoOnOverARestart) {
+  auto worker = std::make_unique<RemoteMember>(scheduler.client(), Role::kAttention, 2 * kMillisecond);
+  RemoteMember shard(scheduler.client(), Role::kExpert);
+  rpc::SchedulerClient first(scheduler.client(), "first", make_incarnation());
+  rpc::SchedulerClient second(scheduler.client(), "second", make_incarnation());
+  wait_ready(first);
+  wait_ready(second);
+  const AcceptedRequest r = resumable(1, 5, 150);
+  auto seen = std::make_shared<Collector>();
+  first.submit(r, seen);
+  ASSERT_TRUE(seen->wait_tokens(5));
+  const auto refused = [&](RequestId id, const std::string& tenant) {
+    auto asked = std::make_shared<Collector>();
+    second.adopt(id, tenant, asked);
+    EXPECT_TRUE(asked->wait_end());
+    return asked->refused.code();
+  };
+  EXPECT_EQ(refused(RequestId{5, 5}, "alice"), StatusCode::kNotFound);
+  EXPECT_EQ(refused(r.id, "bob"), StatusCode::kNotFound);
+  // Taken over while the other still reads it.
+  auto taken = std::make_shared<Collector>();
+  second.adopt(r.id, "alice", taken);
+  ASSERT_TRUE(taken->wait_tokens(10));
+  ASSERT_TRUE(seen->wait_end());
+  EXPECT_EQ(seen->finish, FinishReason::kCancelled);
+  EXPECT_THAT(seen->error, ::testing::HasSubstr("taken the stream over"));
+  // Then it is like any other request: resubmitted to a scheduler that restarted.
+  scheduler.restart();
+  ASSERT_TRUE(taken->wait_end());
+  EXPECT_EQ(taken->tokens, oracle_answer(r.prompt, r.sampling));
+  EXPECT_EQ(taken->finish, FinishReason::kLength) << taken->error;
+  EXPECT_EQ(taken->faults, 0);
+  // Without a scheduler the answer is that there is none.
+  scheduler.stop();
+  ASSERT_TRUE(eventually([&] { return !second.fleet().ready; }));
+  EXPECT_EQ(refused(r.id, "alice"), StatusCode::kUnavailable);
+}
+
 TEST_F(SessionTest, CancelEndsARequest) {
   RemoteMember worker(scheduler.client(), Role::kAttention, 5 * kMillisecond);
   RemoteMember shard(scheduler.client(), Role::kExpert);

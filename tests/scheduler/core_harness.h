@@ -22,6 +22,8 @@ struct Harness {
   };
   struct GatewaySide {
     std::map<RequestId, Status> replies;
+    std::map<RequestId, bool> resumable;
+    std::map<RequestId, std::vector<ReplyAdopt>> adopt_replies;
     // Of choice 0: tokens as reassembled by index, and the event with its finish.
     std::map<RequestId, std::vector<TokenId>> tokens;
     std::map<RequestId, TokenEvent> last;
@@ -162,7 +164,18 @@ struct Harness {
   void on(CloseMember& a) { closed[a.session] = a.cause; }
   void on(SendWelcome& a) { gateways[a.gateway].welcomed = true; }
   void on(CloseGateway& a) { gateways[a.gateway].closed = a.cause; }
-  void on(ReplySubmit& a) { gateways[a.gateway].replies[a.request] = a.status; }
+  void on(ReplySubmit& a) {
+    gateways[a.gateway].replies[a.request] = a.status;
+    gateways[a.gateway].resumable[a.request] = a.resumable;
+  }
+  void on(ReplyAdopt& a) {
+    gateways[a.gateway].adopt_replies[a.request].push_back(a);
+    // It begins anew.
+    gateways[a.gateway].tokens.erase(a.request);
+    for (uint32_t i = 0; a.adopted && i < a.adopted->request.choices; ++i)
+      gateways[a.gateway].choice_tokens.erase({a.request, i});
+  }
+  void on(ReportStall& a) { stalls.push_back(a); }
   void on(ReplyDrain& a) { drain_replies[a.ticket] = a.status; }
   void on(SendTokens& a) {
     GatewaySide& side = gateways[a.gateway];
@@ -199,6 +212,7 @@ struct Harness {
   std::map<uint64_t, Status> drain_replies;
   std::map<SessionId, std::string> refusals;
   std::map<SessionId, Status> closed;
+  std::vector<ReportStall> stalls;
 };
 
 }  // namespace conclave::scheduler

@@ -202,10 +202,34 @@ TEST(Loop, ARefusedMemberJoinsUnderANewIncarnation) {
   cluster.member_thread.loop().call([&] { EXPECT_EQ(cluster.second->refusals_, 1); });
 }
 
+TEST(Loop, AStreamIsTakenOverWithinTheProcess) {
+  Cluster cluster;
+  cluster.wait_ready();
+  AcceptedRequest r = Harness::request(1, 12, 200);
+  r.router_context = "c";
+  auto first = std::make_shared<Collector>();
+  cluster.loop->submit(r, first);
+  // Taken over while it runs, by one that then lets go of it, and by a last one.
+  auto second = std::make_shared<Collector>();
+  cluster.loop->adopt(r.id, "", second);
+  cluster.loop->release(r.id, *first, true);  // it has it no more
+  cluster.loop->release(r.id, *second, false);
+  auto third = std::make_shared<Collector>();
+  cluster.loop->adopt(r.id, "", third);
+  ASSERT_TRUE(third->done.wait());
+  EXPECT_EQ(third->tokens, oracle_answer(r.prompt, r.sampling));
+  EXPECT_EQ(third->finish, FinishReason::kLength);
+  auto stranger = std::make_shared<Collector>();
+  cluster.loop->adopt(r.id, "somebody", stranger);
+  ASSERT_TRUE(stranger->done.wait());
+  EXPECT_EQ(stranger->refused.code(), StatusCode::kNotFound);
+}
+
 TEST(Loop, AnAdaptersSessions) {
   struct Gateway : GatewaySession {
     void welcome(const Welcome&) override { ++welcomes; }
-    void reply(RequestId, const Status& status) override { last_reply = status; }
+    void reply(RequestId, const Status& status, bool) override { last_reply = status; }
+    void reply_adopt(RequestId, const Status&, const AdoptedRequest*) override {}
     void tokens(const TokenEvent& event) override {
       all.insert(all.end(), event.tokens.begin(), event.tokens.end());
       if (event.finish != FinishReason::kNone) done.set();

@@ -304,6 +304,8 @@ void SchedulerSim::do_action(CloseMember& action) {
 
 void SchedulerSim::do_action(SendWelcome&) {}
 void SchedulerSim::do_action(SendFleet&) {}
+void SchedulerSim::do_action(ReplyAdopt&) { violate("an adoption that nobody asked for"); }
+void SchedulerSim::do_action(ReportStall&) {}
 
 void SchedulerSim::do_action(CloseGateway&) { violate("a gateway was closed"); }
 

@@ -74,6 +74,8 @@ class SchedulerSim {
   void do_action(ReplyDrain& action);
   void do_action(SendTokens& action);
   void do_action(SendFleet& action);
+  void do_action(ReplyAdopt& action);
+  void do_action(ReportStall& action);
   void check_core();
 
   // --- members

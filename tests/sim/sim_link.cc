@@ -213,9 +213,10 @@ class SimGateway::Session : public GatewaySession {
       : state_(std::move(state)), connection_(connection) {}
   void welcome(const Welcome&) override {}
   void fleet(const FleetInfo&) override {}
-  void reply(RequestId request, const Status& status) override {
+  void reply(RequestId request, const Status& status, bool) override {
     post([request, status](State& s) { s.on_reply(request, status); });
   }
+  void reply_adopt(RequestId, const Status&, const AdoptedRequest*) override {}  // it asks for none
   void tokens(const TokenEvent& event) override {
     post([event](State& s) { s.on_tokens(event); });
   }
