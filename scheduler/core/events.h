@@ -12,6 +12,7 @@
 #include "libs/base/status.h"
 #include "libs/model/membership.h"
 #include "libs/model/request.h"
+#include "scheduler/core/status_snapshot.h"
 
 namespace conclave::scheduler {
 
@@ -44,15 +45,21 @@ struct Cancel {
   RequestId request;
   std::optional<uint32_t> choice = std::nullopt;  // none: all of them
 };
-// An operator wants what a worker runs to move elsewhere; answered by ReplyDrain with the same ticket.
+// An operator wants what a member runs or holds to move elsewhere; answered by ReplyDrain with the same
+// ticket.
 struct DrainMember {
   uint64_t ticket = 0;
   Incarnation member;
 };
+// Answered by ReplyRebalance with the same ticket.
+struct Rebalance {
+  uint64_t ticket = 0;
+  bool dry_run = false;
+};
 struct Tick {};  // time has passed
 
-using Event =
-    std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, DrainMember, Tick>;
+using Event = std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, DrainMember,
+                           Rebalance, Tick>;
 
 // --- out ---
 struct SendMember {
@@ -82,6 +89,15 @@ struct ReplyDrain {
   uint64_t ticket = 0;
   Status status;
 };
+struct ReplyRebalance {
+  uint64_t ticket = 0;
+  StatusOr<RebalanceSummary> result;
+};
+// Something that belongs into the log.
+struct Note {
+  std::string event;
+  std::string detail;
+};
 struct SendTokens {
   SessionId gateway;
   TokenEvent event;
@@ -92,7 +108,7 @@ struct SendFleet {
 };
 
 using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, ReplyDrain,
-                            SendTokens, SendFleet>;
+                            ReplyRebalance, Note, SendTokens, SendFleet>;
 using Actions = std::vector<Action>;
 
 }  // namespace conclave::scheduler

@@ -74,10 +74,13 @@ class SchedulerSim {
   void do_action(ReplyDrain& action);
   void do_action(SendTokens& action);
   void do_action(SendFleet& action);
+  void do_action(ReplyRebalance&) {}
+  void do_action(Note& action);
   void check_core();
 
   // --- members
   Node& add_node(Role role, const std::string& name);
+  void check_release(const Node& shard, const PlacementTable& released);
   void connect(Node& node);
   void disconnect(Node& node);
   void crash(Node& node);
