@@ -25,8 +25,15 @@ ClusterControl::ClusterControl(std::string scheduler)
       stub_(v1::Cluster::NewStub(grpc::CreateChannel(scheduler_, grpc::InsecureChannelCredentials()))) {}
 
 Status ClusterControl::explain(int code, const std::string& message) const {
-  if (code == grpc::StatusCode::NOT_FOUND || code == grpc::StatusCode::FAILED_PRECONDITION) {
-    return make_status(static_cast<StatusCode>(code), message);
+  switch (code) {
+    case grpc::StatusCode::NOT_FOUND:
+    case grpc::StatusCode::FAILED_PRECONDITION:
+    case grpc::StatusCode::INVALID_ARGUMENT:
+      return make_status(static_cast<StatusCode>(code), message);
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return failed_precondition("the scheduler at " + scheduler_ + " is of a release without this command");
+    default:
+      break;
   }
   return unavailable("no scheduler answers at " + scheduler_ + " (" + message +
                      "); name its address with --scheduler, as `conclave up` printed it");
@@ -49,6 +56,38 @@ Status ClusterControl::drain(uint64_t incarnation) {
   v1::DrainReply reply;
   const grpc::Status status = stub_->Drain(&context, request, &reply);
   return status.ok() ? OkStatus() : explain(status.error_code(), status.error_message());
+}
+
+StatusOr<v1::ExpertsReply> ClusterControl::experts(std::optional<uint32_t> layer) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
+  v1::ExpertsRequest request;
+  if (layer) request.set_layer(*layer);
+  v1::ExpertsReply reply;
+  const grpc::Status status = stub_->Experts(&context, request, &reply);
+  if (!status.ok()) return explain(status.error_code(), status.error_message());
+  // Its columns are used as indices.
+  const uint64_t rows = static_cast<uint64_t>(reply.load_size());
+  bool sound = static_cast<uint64_t>(reply.home_begin_size()) == rows + 1 &&
+               (reply.experts() == 0 ? rows == 0 : rows % reply.experts() == 0) && reply.home_begin(0) == 0 &&
+               reply.home_begin(static_cast<int>(rows)) == static_cast<uint32_t>(reply.home_shards_size());
+  for (uint64_t i = 0; sound && i < rows; ++i)
+    sound = reply.home_begin(static_cast<int>(i)) <= reply.home_begin(static_cast<int>(i) + 1);
+  for (const uint32_t home : reply.home_shards())
+    sound = sound && home < static_cast<uint32_t>(reply.shards_size());
+  if (!sound) return internal_error("the scheduler's answer about experts makes no sense");
+  return reply;
+}
+
+StatusOr<v1::RebalanceReply> ClusterControl::rebalance(bool dry_run) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
+  v1::RebalanceRequest request;
+  request.set_dry_run(dry_run);
+  v1::RebalanceReply reply;
+  const grpc::Status status = stub_->Rebalance(&context, request, &reply);
+  if (!status.ok()) return explain(status.error_code(), status.error_message());
+  return reply;
 }
 
 const char* role_name(v1::Role role) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "conclave/v1/cluster.grpc.pb.h"
@@ -24,8 +25,12 @@ class ClusterControl {
 
   // UNAVAILABLE, with what to do, when no scheduler answers within a few seconds.
   StatusOr<v1::StatusReply> status();
-  // What the scheduler says to it: NOT_FOUND, FAILED_PRECONDITION for a member that is no attention worker.
+  // What the scheduler says to it: NOT_FOUND.
   Status drain(uint64_t incarnation);
+  // Of one layer or all. INVALID_ARGUMENT: no such layer, or too many rows for one answer.
+  StatusOr<v1::ExpertsReply> experts(std::optional<uint32_t> layer);
+  // FAILED_PRECONDITION: nothing to balance, or another change is on its way.
+  StatusOr<v1::RebalanceReply> rebalance(bool dry_run);
 
  private:
   Status explain(int code, const std::string& message) const;

@@ -15,14 +15,15 @@ namespace conclave::cli {
 using Command = std::function<Status()>;
 
 // `chosen` receives the command the user named.
-void add_model_commands(CLI::App& app, Command& chosen);    // model make | model inspect
-void add_logits_command(CLI::App& app, Command& chosen);    // logits
-void add_up_command(CLI::App& app, Command& chosen);        // up
-void add_generate_command(CLI::App& app, Command& chosen);  // generate
-void add_chat_command(CLI::App& app, Command& chosen);      // chat
-void add_bench_command(CLI::App& app, Command& chosen);     // bench
-void add_status_command(CLI::App& app, Command& chosen);    // status
-void add_drain_command(CLI::App& app, Command& chosen);     // drain
-void add_key_command(CLI::App& app, Command& chosen);       // key
+void add_model_commands(CLI::App& app, Command& chosen);      // model make | model inspect
+void add_logits_command(CLI::App& app, Command& chosen);      // logits
+void add_up_command(CLI::App& app, Command& chosen);          // up
+void add_generate_command(CLI::App& app, Command& chosen);    // generate
+void add_chat_command(CLI::App& app, Command& chosen);        // chat
+void add_bench_command(CLI::App& app, Command& chosen);       // bench
+void add_status_command(CLI::App& app, Command& chosen);      // status
+void add_drain_command(CLI::App& app, Command& chosen);       // drain
+void add_placement_commands(CLI::App& app, Command& chosen);  // shards | experts | rebalance
+void add_key_command(CLI::App& app, Command& chosen);         // key
 
 }  // namespace conclave::cli

@@ -1,4 +1,4 @@
-// conclave drain: moves what an attention worker runs to others, so that it can be taken away.
+// conclave drain: moves what a worker runs or a shard holds to others, so that it can be taken away.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -25,9 +25,9 @@ Status run_drain(const DrainFlags& flags) {
   ClusterControl control(flags.scheduler);
   ASSIGN_OR_RETURN(const v1::StatusReply cluster, control.status());
   ASSIGN_OR_RETURN(const v1::MemberStatus member, find_member(cluster, flags.id));
-  if (member.role() != v1::ROLE_ATTENTION) {
-    return failed_precondition(member.name() + " is no attention worker (" + role_name(member.role()) +
-                               "): only those can be drained");
+  if (member.role() == v1::ROLE_ROUTER) {
+    return failed_precondition(member.name() +
+                               " is a router: it drains by POST /admin/drain of its own admin address");
   }
   RETURN_IF_ERROR(control.drain(member.incarnation()));
   if (!flags.wait) {
@@ -47,8 +47,12 @@ Status run_drain(const DrainFlags& flags) {
       return OkStatus();
     }
     if (steady_now() > end) {
-      return deadline_exceeded(member.name() + " still runs " + std::to_string(there->sequences()) +
-                               " sequences after " + std::to_string(flags.wait_s) +
+      const std::string left =
+          member.role() == v1::ROLE_EXPERT
+              ? " is still home to " + std::to_string(there->shard().homes()) +
+                    " experts of all layers after "
+              : " still runs " + std::to_string(there->sequences()) + " sequences after ";
+      return deadline_exceeded(member.name() + left + std::to_string(flags.wait_s) +
                                " s; it goes on draining");
     }
     std::this_thread::sleep_for(kPoll);
@@ -59,11 +63,12 @@ Status run_drain(const DrainFlags& flags) {
 
 void add_drain_command(CLI::App& app, Command& chosen) {
   auto* command = app.add_subcommand(
-      "drain", "Move what an attention worker runs to the others; it gets nothing new until it is restarted");
+      "drain",
+      "Move what a worker runs or a shard holds to the others; it gets nothing new until it is restarted");
   auto flags = std::make_shared<DrainFlags>();
   command->add_option("ID", flags->id, "Name or incarnation, as `conclave status` shows them")->required();
   add_scheduler_flag(*command, flags->scheduler);
-  command->add_flag("--wait", flags->wait, "Return when nothing runs there any more");
+  command->add_flag("--wait", flags->wait, "Return when nothing is left there");
   command->add_option("--wait-limit", flags->wait_s, "Seconds after which --wait gives up")
       ->check(CLI::Range(1, 86'400))
       ->capture_default_str();

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   conclave::cli::add_chat_command(app, chosen);
   conclave::cli::add_status_command(app, chosen);
   conclave::cli::add_drain_command(app, chosen);
+  conclave::cli::add_placement_commands(app, chosen);
   conclave::cli::add_bench_command(app, chosen);
   conclave::cli::add_model_commands(app, chosen);
   conclave::cli::add_logits_command(app, chosen);

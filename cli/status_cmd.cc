@@ -28,7 +28,8 @@ void print_json(const v1::StatusReply& reply) {
                        {"kv_blocks_used", m.kv_blocks_used()},
                        {"kv_blocks_cached", m.kv_blocks_cached()},
                        {"sequences", m.sequences()},
-                       {"experts_held", m.experts_held()}});
+                       {"experts_held", m.experts_held()},
+                       {"expert_load", m.shard().load()}});
   }
   const json::object out{{"scheduler_incarnation", std::to_string(reply.scheduler_incarnation())},
                          {"ready", reply.fleet().ready()},
@@ -53,7 +54,9 @@ void print_table(const v1::StatusReply& reply) {
       std::snprintf(load, sizeof load, "%u sequences, %u of %u KV blocks", m.sequences(), m.kv_blocks_used(),
                     m.kv_blocks_total());
     } else if (m.role() == v1::ROLE_EXPERT) {
-      std::snprintf(load, sizeof load, "%u experts", m.experts_held());
+      std::snprintf(load, sizeof load, "%.4g of %u experts a layer, %.0f rows/s",
+                    reply.layers() > 0 ? static_cast<double>(m.experts_held()) / reply.layers() : 0.0,
+                    reply.experts(), m.shard().load());
     }
     std::printf("%-10s %-20s %-20lu %-10s %s\n", role_name(m.role()), m.name().c_str(),
                 static_cast<unsigned long>(m.incarnation()), m.state().c_str(), load);

@@ -21,6 +21,8 @@ Status run(Service& service) {
   options.precision = config.model.precision;
   options.fp8_wire = config.model.fp8_wire;
   options.threads = loaded.settings.threads;
+  // A tensor that lay at an odd address was copied, and pages of a copy cannot be given back.
+  options.weights_are_mapped = loaded.model->copies.empty();
   service.startup().set("starting the data plane", config.transport.ucx.net_devices, 0.8);
   MemberProcess<Shard, ShardMetrics> member(
       loaded.settings,

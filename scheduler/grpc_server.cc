@@ -258,6 +258,17 @@ class GatewayStream final : public Session, public GatewaySession {
   rpc::TokenBatch held_;  // tokens of this round; the loop's executor's
 };
 
+void shard_to_proto(const ShardFigures& from, pb::MemberStatus* to) {
+  to->set_experts_held(from.homes);
+  pb::ShardStatus* out = to->mutable_shard();
+  out->set_homes(from.homes);
+  out->set_sole_homes(from.sole_homes);
+  out->set_held(from.holding);
+  out->set_slots(from.slots == UINT64_MAX ? 0 : from.slots);
+  out->set_load(from.load);
+  out->set_assigned_load(from.assigned_load);
+}
+
 void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
   to->set_scheduler_incarnation(from.scheduler.value);
   rpc::to_proto(from.fleet, to->mutable_fleet());
@@ -274,13 +285,46 @@ void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
     out->set_kv_blocks_used(member.kv_blocks_used);
     out->set_kv_blocks_cached(member.kv_blocks_cached);
     out->set_sequences(member.sequences);
-    out->set_experts_held(member.experts_held);
+    if (member.role == Role::kExpert) shard_to_proto(member.shard, out);
+  }
+  to->set_layers(from.layers);
+  to->set_experts(from.experts);
+  to->set_preparing_epoch(from.preparing_epoch.value);
+  to->set_busiest(from.busiest);
+}
+
+void experts_to_proto(const ExpertsSnapshot& from, pb::ExpertsReply* to) {
+  to->set_epoch(from.epoch.value);
+  to->set_layers(from.layers);
+  to->set_experts(from.experts);
+  to->set_first_layer(from.first_layer);
+  for (const ShardEndpoint& shard : from.shards) {
+    pb::ShardEndpoint* out = to->add_shards();
+    out->set_incarnation(shard.shard.value);
+    out->set_name(rpc::wire_text(shard.name, rpc::kMaxNameBytes));
+  }
+  for (const double load : from.load) to->add_load(load);
+  to->add_home_begin(0);
+  for (const auto& homes : from.homes) {
+    for (const uint16_t home : homes) to->add_home_shards(home);
+    to->add_home_begin(static_cast<uint32_t>(to->home_shards_size()));
   }
 }
 
+void rebalance_to_proto(const RebalanceSummary& from, pb::RebalanceReply* to) {
+  to->set_added(from.added);
+  to->set_removed(from.removed);
+  to->set_busiest_before(from.busiest_before);
+  to->set_busiest_after(from.busiest_after);
+  to->set_epoch(from.epoch.value);
+}
+
 // The sessions' messages stay bytes as far as gRPC is concerned.
-using ServiceBase = pb::Cluster::WithRawCallbackMethod_Join<pb::Cluster::WithRawCallbackMethod_Gateway<
-    pb::Cluster::WithCallbackMethod_Status<pb::Cluster::WithCallbackMethod_Drain<pb::Cluster::Service>>>>;
+using AskedBase = pb::Cluster::WithCallbackMethod_Status<
+    pb::Cluster::WithCallbackMethod_Drain<pb::Cluster::WithCallbackMethod_Experts<
+        pb::Cluster::WithCallbackMethod_Rebalance<pb::Cluster::Service>>>>;
+using ServiceBase =
+    pb::Cluster::WithRawCallbackMethod_Join<pb::Cluster::WithRawCallbackMethod_Gateway<AskedBase>>;
 
 class ClusterService final : public ServiceBase {
  public:
@@ -316,6 +360,28 @@ class ClusterService final : public ServiceBase {
     context_->loop.drain_member(
         Incarnation(request->incarnation()),
         [reactor](const conclave::Status& status) { reactor->Finish(rpc::to_grpc(status)); });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Experts(grpc::CallbackServerContext* call, const pb::ExpertsRequest* request,
+                                    pb::ExpertsReply* reply) override {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    std::optional<uint32_t> layer;
+    if (request->has_layer()) layer = request->layer();
+    context_->loop.experts(layer, [reactor, reply](const StatusOr<ExpertsSnapshot>& snapshot) {
+      if (snapshot.ok()) experts_to_proto(*snapshot, reply);
+      reactor->Finish(rpc::to_grpc(snapshot.status()));
+    });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Rebalance(grpc::CallbackServerContext* call, const pb::RebalanceRequest* request,
+                                      pb::RebalanceReply* reply) override {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    context_->loop.rebalance(request->dry_run(), [reactor, reply](const StatusOr<RebalanceSummary>& summary) {
+      if (summary.ok()) rebalance_to_proto(*summary, reply);
+      reactor->Finish(rpc::to_grpc(summary.status()));
+    });
     return reactor;
   }
 

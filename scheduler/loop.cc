@@ -172,6 +172,16 @@ void SchedulerLoop::Driver::perform(ReplyDrain& action) {
   done.mapped()(action.status);
 }
 
+void SchedulerLoop::Driver::perform(ReplyRebalance& action) {
+  const auto done = rebalances_.extract(action.ticket);
+  CONCLAVE_CHECK(!done.empty());
+  done.mapped()(action.result);
+}
+
+void SchedulerLoop::Driver::perform(Note& action) {
+  if (on_note_) on_note_(action);
+}
+
 void SchedulerLoop::Driver::perform(SendTokens& action) {
   if (action.gateway == local_gateway_) {
     const auto it = observers_.find(action.event.request);
@@ -376,6 +386,23 @@ void SchedulerLoop::drain_member(Incarnation member, std::function<void(const St
     driver.drains_.emplace(ticket, done);
     driver.feed(DrainMember{ticket, member});
   });
+}
+
+void SchedulerLoop::rebalance(bool dry_run, std::function<void(const StatusOr<RebalanceSummary>&)> done) {
+  driver_->push([dry_run, done = std::move(done)](Driver& driver) {
+    const uint64_t ticket = driver.next_ticket_++;
+    driver.rebalances_.emplace(ticket, done);
+    driver.feed(Rebalance{ticket, dry_run});
+  });
+}
+
+void SchedulerLoop::experts(std::optional<uint32_t> layer,
+                            std::function<void(const StatusOr<ExpertsSnapshot>&)> done) {
+  driver_->push([layer, done = std::move(done)](Driver& driver) { done(driver.core_.experts(layer)); });
+}
+
+void SchedulerLoop::set_on_note(std::function<void(const Note&)> f) {
+  driver_->push([f = std::move(f)](Driver& driver) { driver.on_note_ = f; });
 }
 
 void SchedulerLoop::status(std::function<void(const StatusSnapshot&)> done) {

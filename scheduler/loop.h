@@ -93,9 +93,14 @@ class SchedulerLoop : public SchedulerPort {
   void status(std::function<void(const StatusSnapshot&)> done);
   // As of the end of the last step of the loop.
   SchedulerMetrics metrics() const;
-  // Asks that what a worker runs moves elsewhere. `done` is called on the executor: OK once it is draining
-  // (status() tells when it is drained), NOT_FOUND, or FAILED_PRECONDITION for another kind of member.
+  // Asks that what a member runs or holds moves elsewhere. `done` is called on the executor: OK once it is
+  // draining (status() tells when it is drained), NOT_FOUND.
   void drain_member(Incarnation member, std::function<void(const Status&)> done);
+  // Calls `done` on the executor, with what SchedulerCore says.
+  void experts(std::optional<uint32_t> layer, std::function<void(const StatusOr<ExpertsSnapshot>&)> done);
+  void rebalance(bool dry_run, std::function<void(const StatusOr<RebalanceSummary>&)> done);
+  // `f` is called on the executor with what belongs into the log, from the next event on.
+  void set_on_note(std::function<void(const Note&)> f);
   // The core's recount (core.h). On the executor; for tests.
   Status audit() const;
 

@@ -64,6 +64,8 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   void perform(ReplySubmit& action);
   void perform(ReplyAdopt& action);
   void perform(ReplyDrain& action);
+  void perform(ReplyRebalance& action);
+  void perform(Note& action);
   void perform(SendTokens& action);
   void perform(SendFleet& action);
   void perform(ReportStall& action);
@@ -101,6 +103,8 @@ class SchedulerLoop::Driver : public std::enable_shared_from_this<Driver> {
   // Answered within the event itself.
   uint64_t next_ticket_ = 1;
   std::map<uint64_t, std::function<void(const Status&)>> drains_;
+  std::map<uint64_t, std::function<void(const StatusOr<RebalanceSummary>&)>> rebalances_;
+  std::function<void(const Note&)> on_note_;
 };
 
 }  // namespace conclave::scheduler

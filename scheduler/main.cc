@@ -38,6 +38,7 @@ Status run(Service& service) {
   LoopThread thread(LoopExecutor::Options{.spin_ns = 0});
   std::unique_ptr<SchedulerLoop> loop;
   thread.loop().call([&] { loop = std::make_unique<SchedulerLoop>(options, thread.loop(), log_stall); });
+  loop->set_on_note([](const Note& note) { log_info(note.event, {{"what", note.detail}}); });
   auto server = GrpcServer::start(server_options(config), *loop, thread.loop(),
                                   [](const std::string& peer, const Status& cause) {
                                     log_info("session ended", {{"peer", peer}, {"cause", cause}});

@@ -78,6 +78,12 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   counter("conclave_scheduler_suspected_members_total", "Times a lease was not renewed", m.members_suspected);
   counter("conclave_scheduler_peer_complaints_total", "Complaints of workers about shards", m.peer_troubles);
   counter("conclave_scheduler_published_placements_total", "Placements published", m.placements_published);
+  counter("conclave_scheduler_placement_changes_total", "Changes of the placement begun",
+          m.placement_changes);
+  counter("conclave_scheduler_added_homes_total", "Homes of experts that changes of the placement add",
+          m.homes_added);
+  counter("conclave_scheduler_removed_homes_total",
+          "Homes of experts that changes of the placement take away", m.homes_removed);
   counter("conclave_scheduler_protocol_violations_total", "Messages that broke the protocol",
           m.protocol_violations);
   counter("conclave_scheduler_forgiven_stalls_total",
@@ -114,6 +120,27 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   gauge("conclave_scheduler_workers", "Attention workers", m.workers);
   gauge("conclave_scheduler_shards", "Expert shards", m.shards);
   gauge("conclave_scheduler_gateways", "Routers", m.gateways);
+  gauge("conclave_scheduler_placement_epochs", "Epoch of the placement at the workers", m.placement_epoch);
+  gauge("conclave_scheduler_preparing_placements", "1 while shards prepare a placement",
+        m.placement_preparing ? 1 : 0);
+  gauge("conclave_scheduler_short_experts", "(layer, expert) pairs with fewer homes than min_replicas",
+        m.experts_short);
+  sink.gauge("conclave_scheduler_busiest_shard_ratio", "Load of the busiest shard over the mean", m.busiest);
+  sink.gauge("conclave_scheduler_busiest_layer_ratio",
+             "Load of the busiest shard over the mean, in the worst layer", m.busiest_layer);
+  if (m.shard_gauges != nullptr) {
+    for (const ShardGauge& shard : *m.shard_gauges) {
+      // Nothing keeps two shards from having one name.
+      const MetricLabels labels = {{"shard", shard.name}, {"member", std::to_string(shard.shard.value)}};
+      sink.gauge("conclave_scheduler_shard_homes", "(layer, expert) pairs a shard is a home of",
+                 number(shard.homes), labels);
+      sink.gauge("conclave_scheduler_shard_load_rows", "Rows a second a shard computes, weighted", shard.load,
+                 labels);
+      sink.gauge("conclave_scheduler_shard_assigned_load_rows",
+                 "Rows a second of a shard's experts, shared evenly by their homes", shard.assigned_load,
+                 labels);
+    }
+  }
   const auto blocks = [&sink](const char* state, uint64_t value) {
     sink.gauge("conclave_scheduler_kv_blocks", "KV pages of all workers", number(value), {{"state", state}});
   };

@@ -58,6 +58,9 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
           e.missing_items);
   counter("conclave_attention_dispatch_deadlines_total", "Dispatches past their deadline", e.deadlines);
   counter("conclave_attention_holds_total", "Times rows found no home", e.holds);
+  counter("conclave_attention_split_experts_total", "Experts of a dispatch whose rows went to several shards",
+          e.split_experts);
+  counter("conclave_attention_slow_shards_total", "Times a shard was found slow and avoided", e.peers_slow);
   counter("conclave_attention_credit_waits_total", "Dispatches that waited for a shard's credits",
           e.credit_waits);
   counter("conclave_attention_lost_shards_total", "Connections to shards lost", e.peers_down);

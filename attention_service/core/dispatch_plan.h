@@ -29,13 +29,27 @@ struct ShardWork {
 struct DispatchPlan {
   std::vector<ShardWork> work;         // shards with work, ascending
   std::vector<DispatchPair> homeless;  // no usable home now
+  uint32_t split_experts = 0;          // whose rows go to several homes
 };
 
-// `pairs` ascending by (token, slot); `ids` is tokens x top_k, the gate's choice. Of several usable homes the
-// one with the least load so far takes the pair (ties: the first named); `load` holds (token, expert) pairs
-// per shard index and is advanced. `usable(shard index)` says whether a shard may be asked.
+// Whether a shard may be asked.
+enum class HomeUse : uint8_t {
+  kNo,
+  kSlow,  // where nobody else has the expert
+  kYes,
+};
+
+// To compute an expert its weights are read once, whatever the number of rows: for few rows that is what it
+// costs. So its rows go to one home while there are at most kMaxUnsplitRows, and are spread over several,
+// each with a good part of them, when there are more.
+inline constexpr uint64_t kExpertVisitCost = 8;  // of reading an expert's weights once, in rows
+inline constexpr uint32_t kMaxUnsplitRows = 32;
+
+// `pairs` ascending by (token, slot); `ids` is tokens x top_k, the gate's choice. An expert goes to its first
+// usable home, so that it stays where its weights were read last, unless another has less to do by more than
+// a visit costs. `load` holds what each shard has to do, in rows, and is advanced.
 DispatchPlan plan_dispatch(const PlacementTable& placement, uint32_t layer,
                            std::span<const DispatchPair> pairs, std::span<const uint16_t> ids, uint32_t top_k,
-                           const std::function<bool(uint16_t)>& usable, std::vector<uint64_t>& load);
+                           const std::function<HomeUse(uint16_t)>& usable, std::vector<uint64_t>& load);
 
 }  // namespace conclave

@@ -8,32 +8,89 @@
 
 namespace conclave {
 
-void ExpertExchange::set_placement(PlacementTable table) {
+void ExpertExchange::set_placement(PlacementTable table, bool lost) {
   if (!table.validate().ok() || table.epoch() <= epoch_floor_) return;
   epoch_floor_ = table.epoch();
-  placement_ = std::move(table);
-  std::vector<Incarnation> left;
-  for (const auto& [shard, peer] : peers_) {
-    if (placement_.find_shard(shard) < 0) left.push_back(shard);
-  }
-  for (Incarnation shard : left) {
-    transport_.close(shard);
-    if (peers_[shard].reconnect) executor_.cancel(peers_[shard].reconnect);
-    peers_.erase(shard);
-    lose_flights(shard);
-  }
-  for (const ShardEndpoint& shard : placement_.shards()) {
+  drop_next();
+  next_ = std::move(table);
+  for (const ShardEndpoint& shard : next_->shards()) {
     const auto [it, is_new] = peers_.try_emplace(shard.shard);
     it->second.address = shard.transport_address;
     if (is_new) connect(shard.shard);
   }
+  if (lost || !placement_.complete() || next_connected()) return use_next(lost);
+  switch_timer_ =
+      executor_.post_at(executor_.now() + options_.switch_wait, [this, alive = std::weak_ptr(alive_)] {
+        if (alive.expired()) return;
+        switch_timer_ = TimerId();
+        use_next(false);
+      });
+}
+
+bool ExpertExchange::next_connected() const {
+  return std::all_of(next_->shards().begin(), next_->shards().end(),
+                     [&](const ShardEndpoint& shard) { return is_up(shard.shard); });
+}
+
+void ExpertExchange::drop_next() {
+  next_.reset();
+  if (switch_timer_) executor_.cancel(std::exchange(switch_timer_, TimerId()));
+}
+
+void ExpertExchange::forget_epoch() {
+  epoch_floor_ = Epoch();
+  drop_next();
+}
+
+void ExpertExchange::use_next(bool lost) {
+  placement_ = *std::exchange(next_, std::nullopt);
+  drop_next();
+  std::vector<Incarnation> gone;
+  for (auto& [shard, peer] : peers_) {
+    peer.leaving = placement_.find_shard(shard) < 0;
+    if (peer.leaving) gone.push_back(shard);
+  }
+  for (const Incarnation shard : gone) {
+    if (lost) {
+      drop_peer(shard);
+      lose_flights(shard);
+    } else {
+      close_idle(shard);
+    }
+  }
   count_peers();
   resume_all();
+  if (callbacks_.on_switched) callbacks_.on_switched();
+}
+
+Epoch ExpertExchange::epoch() const {
+  Epoch oldest = placement_.epoch();
+  for (const auto& [seq, flight] : flights_) {
+    if (flight.state == FlightState::kActive) oldest = std::min(oldest, flight.epoch);
+  }
+  return oldest;
+}
+
+void ExpertExchange::close_idle(Incarnation shard) {
+  if (peers_.at(shard).outstanding_items == 0) drop_peer(shard);
+}
+
+void ExpertExchange::drop_peer(Incarnation shard) {
+  transport_.close(shard);
+  if (peers_.at(shard).reconnect) executor_.cancel(peers_.at(shard).reconnect);
+  peers_.erase(shard);
+  count_peers();
 }
 
 bool ExpertExchange::is_up(Incarnation shard) const {
   const auto it = peers_.find(shard);
   return it != peers_.end() && it->second.up;
+}
+
+HomeUse ExpertExchange::use_of(Incarnation shard) const {
+  const auto it = peers_.find(shard);
+  if (it == peers_.end() || !it->second.up) return HomeUse::kNo;
+  return it->second.slow_until > executor_.now() ? HomeUse::kSlow : HomeUse::kYes;
 }
 
 uint32_t ExpertExchange::peers_up() const {
@@ -87,6 +144,7 @@ void ExpertExchange::on_peer_up(Incarnation shard) {
   it->second.up = true;
   it->second.reconnect_delay = 0;
   count_peers();
+  if (next_ && next_connected()) return use_next(false);
   resume_all();
 }
 
@@ -97,6 +155,10 @@ void ExpertExchange::on_peer_down(Incarnation shard, const Status& cause) {
   it->second.waiting.clear();
   ++metrics_.peers_down;
   count_peers();
+  if (it->second.leaving) {
+    drop_peer(shard);
+    return lose_flights(shard);
+  }
   reconnect_later(shard);
   lose_flights(shard);
   callbacks_.on_trouble(shard, message_of(cause));
@@ -148,6 +210,7 @@ void ExpertExchange::note_latency(Incarnation shard, Nanos latency, uint64_t ite
   const auto it = peers_.find(shard);
   if (it == peers_.end()) return;
   Peer& peer = it->second;
+  peer.slow_for = 0;
   peer.latency = std::max(latency, peer.latency - peer.latency / 16);
   peer.latency_sum = peer.latency_sum * 0.9 + static_cast<double>(latency);
   peer.item_sum = peer.item_sum * 0.9 + static_cast<double>(items);

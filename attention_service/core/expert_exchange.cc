@@ -26,6 +26,7 @@ ExpertExchange::~ExpertExchange() {
   for (auto& [shard, peer] : peers_) {
     if (peer.reconnect) executor_.cancel(peer.reconnect);
   }
+  drop_next();
 }
 
 void ExpertExchange::begin(uint32_t index, uint32_t layer, uint32_t tokens, uint32_t top_k,
@@ -80,15 +81,19 @@ void ExpertExchange::send(uint32_t index, std::vector<DispatchPair> pairs, Incar
   const auto shard_at = [&](uint16_t s) { return placement_.shards()[s].shard; };
   DispatchPlan plan = plan_dispatch(
       placement_, lane.layer, pairs, lane.ids, lane.top_k,
-      [&](uint16_t s) { return is_up(shard_at(s)) && (how == Avoid::kNone || shard_at(s) != avoid); }, load);
+      [&](uint16_t s) {
+        return how == Avoid::kNone || shard_at(s) != avoid ? use_of(shard_at(s)) : HomeUse::kNo;
+      },
+      load);
   if (how == Avoid::kIfOthers && !plan.homeless.empty()) {
     // Nobody else has these experts: ask the same shard once more.
     DispatchPlan again = plan_dispatch(
         placement_, lane.layer, plan.homeless, lane.ids, lane.top_k,
-        [&](uint16_t s) { return shard_at(s) == avoid && is_up(avoid); }, load);
+        [&](uint16_t s) { return shard_at(s) == avoid ? use_of(avoid) : HomeUse::kNo; }, load);
     for (ShardWork& work : again.work) plan.work.push_back(std::move(work));
     plan.homeless = std::move(again.homeless);
   }
+  metrics_.split_experts += plan.split_experts;
   Status failed;
   for (const ShardWork& work : plan.work) {
     if (const Status sent = send_work(index, work); !sent.ok()) failed = sent;
@@ -137,6 +142,7 @@ Status ExpertExchange::send_work(uint32_t index, const ShardWork& work) {
     flight.lane = index;
     flight.layer = lane.layer;
     flight.shard = shard;
+    flight.epoch = placement_.epoch();
     flight.sent = executor_.now();
     flight.pairs.assign(work.pairs.begin() + first, work.pairs.begin() + last);
     flight.round = lane.round;
@@ -176,6 +182,7 @@ void ExpertExchange::retire(Flight& flight, FlightState state) {
     flight.deadline = TimerId();
     if (const auto it = peers_.find(flight.shard); it != peers_.end()) {
       it->second.outstanding_items -= flight.pairs.size();
+      if (it->second.leaving) close_idle(flight.shard);
     }
   }
   flight.state = state;
@@ -204,6 +211,11 @@ void ExpertExchange::on_deadline(uint64_t seq) {
   if (const auto it_peer = peers_.find(shard); it_peer != peers_.end()) {
     Peer& peer = it_peer->second;
     std::erase_if(peer.waiting, [&](const DispatchBatch& b) { return b.id.seq == seq; });
+    if (peer.slow_until <= executor_.now()) {
+      ++metrics_.peers_slow;
+      peer.slow_for = std::clamp(peer.slow_for * 2, options_.slow_peer, options_.slow_peer_cap);
+      peer.slow_until = executor_.now() + peer.slow_for;
+    }
     tell = peer.trouble_told == 0 || executor_.now() - peer.trouble_told >= options_.trouble_interval;
     if (tell) peer.trouble_told = executor_.now();
   }

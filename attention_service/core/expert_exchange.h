@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -39,6 +40,8 @@ class ExpertExchange {
     // The lane's rows cannot be sent at all (the transport calls them invalid). The lane goes on when they
     // are masked.
     std::function<void(uint32_t lane, const Status& cause)> on_failed;
+    // Another placement is in use than before.
+    std::function<void()> on_switched = nullptr;
   };
 
   // `executor`, `transport` and `metrics` are borrowed.
@@ -58,11 +61,16 @@ class ExpertExchange {
   // Abandons the lane without on_complete.
   void abandon(uint32_t lane);
 
-  // Uses the table from now on: connects to its shards, closes those that left, offers held rows again.
-  void set_placement(PlacementTable table);
-  Epoch epoch() const { return placement_.epoch(); }
+  // Connects to the table's shards and uses it once they are connected, after `switch_wait` in any case: the
+  // one in use serves as well until then. At once if that one lacks homes, or if shards that the new one does
+  // not name are `lost`. Shards that it does not name are closed once they have answered what they were
+  // asked; if `lost` at once, and that goes elsewhere.
+  void set_placement(PlacementTable table, bool lost);
+  // The oldest placement in use: of the table, or of a dispatch that is on its way.
+  Epoch epoch() const;
+  Epoch placement_epoch() const { return placement_.epoch(); }
   // A new scheduler counts epochs from 1: accept any table. The one in use stays until then.
-  void forget_epoch() { epoch_floor_ = Epoch(); }
+  void forget_epoch();
   // Shards whose connection stands.
   uint32_t peers_up() const;
   // The shards whose answers are due, and rows that no shard is asked for, in words; empty: nothing is.
@@ -76,6 +84,7 @@ class ExpertExchange {
     uint32_t lane = 0;
     uint32_t layer = 0;
     Incarnation shard;
+    Epoch epoch;
     FlightState state = FlightState::kActive;
     TimePoint sent = 0;
     TimerId deadline;
@@ -104,6 +113,9 @@ class ExpertExchange {
     TimerId reconnect;
     std::deque<DispatchBatch> waiting;  // for credits
     uint64_t outstanding_items = 0;
+    bool leaving = false;      // not in the placement; closed when nothing is outstanding
+    TimePoint slow_until = 0;  // missed a deadline: others are asked, where there are any
+    Nanos slow_for = 0;        // the last such time; doubles until it answers in time
     TimePoint trouble_told = 0;
     Nanos latency = 0;  // recent maximum, decaying
     double latency_sum = 0;
@@ -138,6 +150,12 @@ class ExpertExchange {
   void flush(Incarnation shard);
   void count_peers();
   bool is_up(Incarnation shard) const;
+  HomeUse use_of(Incarnation shard) const;
+  void use_next(bool lost);
+  bool next_connected() const;
+  void drop_next();
+  void close_idle(Incarnation shard);
+  void drop_peer(Incarnation shard);
   Nanos deadline_for(Incarnation shard, uint64_t items, uint32_t attempt) const;
   void note_latency(Incarnation shard, Nanos latency, uint64_t items);
 
@@ -151,6 +169,8 @@ class ExpertExchange {
   const Callbacks callbacks_;
 
   PlacementTable placement_;
+  std::optional<PlacementTable> next_;  // waits for connections
+  TimerId switch_timer_;
   Epoch epoch_floor_;
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Flight> flights_;

@@ -27,8 +27,14 @@ struct ExchangeOptions {
   // to the cap.
   Nanos reconnect = 20 * kMillisecond;
   Nanos reconnect_cap = 1 * kSecond;
+  // A new placement waits so long at most for connections to its shards.
+  Nanos switch_wait = 1 * kSecond;
   // Missed deadlines of one shard are reported to the scheduler at most once in this time.
   Nanos trouble_interval = 1 * kSecond;
+  // A shard that missed a deadline is avoided for so long where an expert has another home; doubles up to the
+  // cap until it answers in time.
+  Nanos slow_peer = 1 * kSecond;
+  Nanos slow_peer_cap = 30 * kSecond;
   // Bounds of one dispatch message; larger ones are sent in parts.
   uint32_t max_dispatch_rows = 4096;
   uint32_t max_dispatch_items = 32768;
@@ -80,11 +86,13 @@ struct ExchangeMetrics {
   uint64_t rejected_messages = 0;  // failed the transport's checks
   uint64_t retried_items = 0;      // sent again: deadline, endpoint error, missing expert
   uint64_t missing_items = 0;
-  uint64_t deadlines = 0;     // dispatches past theirs
-  uint64_t holds = 0;         // times rows found no home
-  uint64_t credit_waits = 0;  // dispatches that waited for a peer's credits
+  uint64_t deadlines = 0;      // dispatches past theirs
+  uint64_t holds = 0;          // times rows found no home
+  uint64_t split_experts = 0;  // experts whose rows went to several homes
+  uint64_t credit_waits = 0;   // dispatches that waited for a peer's credits
   uint64_t peers_down = 0;
-  uint64_t peers_up = 0;  // gauge
+  uint64_t peers_up = 0;    // gauge
+  uint64_t peers_slow = 0;  // times a peer was found slow
 };
 
 struct WorkerMetrics {

@@ -42,7 +42,11 @@ Worker::Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& 
                  [this](Incarnation shard, const std::string& cause) {
                    if (link_ != nullptr) link_->send(PeerTrouble{shard, cause});
                  },
-                 [this](uint32_t lane, const Status& cause) { fail_batch(lane, cause); }}),
+                 [this](uint32_t lane, const Status& cause) { fail_batch(lane, cause); },
+                 [this] {
+                   placed_ = true;
+                   show_epoch();
+                 }}),
       warmer_(weights) {
   CONCLAVE_CHECK(weights.layers.size() == spec.num_layers);
 }
@@ -71,6 +75,15 @@ void Worker::read_transport() {
   transport_.poll(events_);
   for (TransportEvent& event : events_) exchange_.handle(event);
   events_.clear();  // lets go of row memory
+  show_epoch();
+}
+
+// The scheduler waits for it before it lets shards give up what only an older placement names.
+void Worker::show_epoch() {
+  if (!placed_ || epoch_.load(std::memory_order_relaxed) == exchange_.placement_epoch().value) return;
+  const uint64_t epoch = exchange_.epoch().value;
+  if (epoch_.exchange(epoch, std::memory_order_relaxed) == epoch) return;
+  if (link_ != nullptr) link_->send(heartbeat());
 }
 
 Hello Worker::hello() {
@@ -100,8 +113,7 @@ void Worker::on_message(ToMember message) {
   } else if (auto* plan = std::get_if<BatchPlan>(&message)) {
     on_plan(std::move(*plan));
   } else if (auto* update = std::get_if<PlacementUpdate>(&message)) {
-    exchange_.set_placement(std::move(update->table));
-    epoch_.store(exchange_.epoch().value, std::memory_order_relaxed);
+    exchange_.set_placement(std::move(update->table), update->urgent);
   }
   // Drained concerns the process.
 }
@@ -116,6 +128,7 @@ void Worker::reset() {
   for (uint32_t lane = 0; lane < options_.micro_batches; ++lane) exchange_.abandon(lane);
   exchange_.forget_epoch();
   epoch_.store(0, std::memory_order_relaxed);
+  placed_ = false;
   step_.reset();
   plans_.clear();
   sequences_.clear();
@@ -188,6 +201,7 @@ void Worker::pump() {
       step_->result.compute_ns += executor_.now() - begin;
     }
   }
+  show_epoch();
   uint32_t lane = 0;
   bool done = true;
   for (const MicroBatch& batch : step_->batches) done = done && batch.phase == MicroBatch::Phase::kDone;

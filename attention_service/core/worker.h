@@ -82,6 +82,7 @@ class Worker final : public MemberHandler {
   void wake();  // posts pump() unless it is posted already
   void pump();
   void read_transport();
+  void show_epoch();
   void reset();
   void on_plan(BatchPlan plan);
   void give_up(const std::string& cause);
@@ -131,6 +132,7 @@ class Worker final : public MemberHandler {
   TimePoint planless_since_ = 0;  // between steps: no plan is here though sequences live; 0: not so
   Nanos plan_wait_ = 0;           // for the result of the next step
   bool pump_posted_ = false;
+  bool placed_ = false;  // a placement of this scheduler connection is in use
   std::atomic<uint64_t> epoch_{0};
   std::atomic<uint32_t> loaded_permille_{0};
   std::atomic<bool> ready_{false};

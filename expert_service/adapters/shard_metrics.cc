@@ -25,6 +25,13 @@ void export_metrics(const ShardMetrics& m, MetricSink& sink) {
   counter("conclave_expert_paused_reads_total", "Times experts.max_queued_items was reached", m.reads_paused);
   counter("conclave_expert_warmed_weight_bytes_total", "Weights read while preparing placements",
           m.weight_bytes_warmed);
+  counter("conclave_expert_released_experts_total", "Experts let go of after changes of the placement",
+          m.released_experts);
+  counter("conclave_expert_load_reports_total", "Reports of load sent to the scheduler", m.load_reports);
+  sink.gauge("conclave_expert_held_weight_bytes", "Weights of the experts held, read or not",
+             static_cast<double>(m.held_bytes));
+  sink.gauge("conclave_expert_cold_experts", "Experts that wait to be read ahead",
+             static_cast<double>(m.cold_experts));
   sink.gauge("conclave_expert_held_experts", "Experts held, over all layers",
              static_cast<double>(m.held_experts));
   sink.gauge("conclave_expert_queued_rows", "(row, expert) pairs waiting",

@@ -30,8 +30,14 @@ struct ShardOptions {
   uint32_t max_waiting_replies = 1024;
   // How long a reply to a dispatch without a deadline may wait for credits.
   Nanos reply_deadline = 30 * kSecond;
-  // Bytes of weights touched by one task while a placement is being prepared, so that dispatches go on.
+  // Bytes of weights touched by one task while a placement is being prepared, so that dispatches go on; and
+  // how many a second (0: no limit), but where an expert has no other home, and before the first placement.
   uint64_t warm_slice_bytes = 32ull << 20;
+  uint64_t warm_bytes_per_s = 1ull << 30;
+  // Whether weights are mapped files: the pages of released experts then go back to the system.
+  bool weights_are_mapped = false;
+  // What was computed is told to the scheduler so often, where there was anything.
+  Nanos load_report = 1 * kSecond;
 };
 
 // Counters since start, except the two marked as gauges. Read on the shard's executor.
@@ -48,7 +54,10 @@ struct ShardMetrics {
   uint64_t dropped_replies = 0;       // no credit in time, bound reached, or the peer is gone
   uint64_t reads_paused = 0;          // times max_queued_items was reached
   uint64_t weight_bytes_warmed = 0;
+  uint64_t released_experts = 0;
+  uint64_t load_reports = 0;
   uint64_t held_experts = 0;  // gauge, over all layers
+  uint64_t held_bytes = 0;    // gauge: weights of these
   uint64_t cold_experts = 0;  // gauge: of these, not yet read
   uint64_t queued_items = 0;  // gauge
   Nanos compute_ns = 0;

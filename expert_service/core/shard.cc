@@ -15,15 +15,18 @@ Shard::Shard(Executor& executor, ExpertTransport& transport, const ModelSpec& sp
       kernels_(kernels),
       options_(std::move(options)),
       queue_(spec.num_layers, options_.max_queued_items),
-      store_(experts, spec.num_experts),
+      store_(experts, spec.num_experts, {options_.capacity_bytes, options_.weights_are_mapped}),
       group_(spec.num_experts, options_.precision, options_.fp8_wire) {
   CONCLAVE_CHECK(experts.size() == spec.num_layers);
   metrics_.tokens.assign(static_cast<size_t>(spec.num_layers) * spec.num_experts, 0);
+  load_.assign(metrics_.tokens.size(), 0);
 }
 
 Shard::~Shard() {
   transport_.set_ready(nullptr);
-  if (reply_timer_) executor_.cancel(reply_timer_);
+  for (const TimerId timer : {reply_timer_, warm_timer_, load_timer_}) {
+    if (timer) executor_.cancel(timer);
+  }
 }
 
 void Shard::start() {
@@ -45,6 +48,7 @@ Hello Shard::hello() {
   h.model_fingerprint = options_.model_fingerprint;
   h.threads = options_.threads;
   h.capacity_bytes = options_.capacity_bytes;
+  h.expert_bytes = store_.largest_bytes();
   h.transport_address = transport_.address();
   h.num_layers = spec_.num_layers;
   h.num_experts = spec_.num_experts;
@@ -58,12 +62,12 @@ void Shard::on_message(ToMember message) {
     // Epochs count from 1 for each scheduler incarnation. Held experts stay: they are right under any
     // placement.
     welcomed_ = true;
-    preparing_ = Epoch();
+    preparing_ = answered_ = Epoch();
     epoch_.store(0, std::memory_order_relaxed);
   } else if (auto* refusal = std::get_if<Refusal>(&message)) {
     if (on_refused_) on_refused_(*refusal);
   } else if (auto* update = std::get_if<PlacementUpdate>(&message)) {
-    on_placement(update->table);
+    on_placement(*update);
   }
   // Drained concerns the process; plans are not for it.
 }
@@ -74,33 +78,74 @@ void Shard::on_down(const Status&) {
   ready_.store(false, std::memory_order_relaxed);
 }
 
-void Shard::on_placement(const PlacementTable& table) {
-  if (!table.validate().ok() || table.epoch() <= preparing_) return;
+void Shard::on_placement(const PlacementUpdate& update) {
+  const PlacementTable& table = update.table;
+  if (!table.validate().ok() || table.epoch() < preparing_) return;
+  if (table.epoch() == preparing_ && !update.release) return;
   preparing_ = table.epoch();
+  urgent_ = update.urgent;
   store_.assign(table, transport_.self());
+  if (update.release) metrics_.released_experts += store_.release();
   metrics_.held_experts = store_.held();
+  metrics_.held_bytes = store_.held_bytes();
+  held_experts_.store(static_cast<uint32_t>(store_.held()), std::memory_order_relaxed);
+  // A pause of the old pace ends here.
+  if (warm_timer_) executor_.cancel(std::exchange(warm_timer_, TimerId()));
   warm_some();
 }
 
 void Shard::warm_some() {
-  metrics_.weight_bytes_warmed += store_.warm(options_.warm_slice_bytes);
+  const TimePoint begin = executor_.now();
+  const uint64_t read = store_.warm(options_.warm_slice_bytes);
+  metrics_.weight_bytes_warmed += read;
   metrics_.cold_experts = store_.cold();
   const uint64_t held = std::max<uint64_t>(store_.held(), 1);
   loaded_permille_.store(static_cast<uint32_t>(1000 * (held - std::min(store_.cold(), held)) / held),
                          std::memory_order_relaxed);
   if (!store_.warming()) {
+    if (answered_ == preparing_) return;
+    answered_ = preparing_;
     epoch_.store(preparing_.value, std::memory_order_relaxed);
     ready_.store(welcomed_, std::memory_order_relaxed);
     if (link_ != nullptr) link_->send(PlacementReady{preparing_});
     return;
   }
-  if (warm_posted_) return;
-  warm_posted_ = true;
-  executor_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+  // Nobody waits for what is warmed beside a placement that serves.
+  const bool paced = options_.warm_bytes_per_s > 0 && !urgent_ && ready();
+  const Nanos pause = paced ? static_cast<Nanos>(static_cast<double>(read) * static_cast<double>(kSecond) /
+                                                 static_cast<double>(options_.warm_bytes_per_s))
+                            : 0;
+  warm_timer_ = executor_.post_at(begin + pause, [this, alive = std::weak_ptr<bool>(alive_)] {
     if (alive.expired()) return;
-    warm_posted_ = false;
+    warm_timer_ = TimerId();
     warm_some();
   });
+}
+
+void Shard::count_load(uint32_t layer, uint16_t expert, size_t rows) {
+  const size_t index = static_cast<size_t>(layer) * spec_.num_experts + expert;
+  metrics_.tokens[index] += rows;
+  if (load_[index] == 0) loaded_.push_back(static_cast<uint32_t>(index));
+  load_[index] += rows;
+  if (load_timer_ || link_ == nullptr) return;
+  load_timer_ =
+      executor_.post_at(executor_.now() + options_.load_report, [this, alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.expired()) return;
+        load_timer_ = TimerId();
+        report_load();
+      });
+}
+
+// Without a scheduler the counts stay for the next one.
+void Shard::report_load() {
+  if (!welcomed_ || link_ == nullptr) return;
+  std::sort(loaded_.begin(), loaded_.end());
+  ExpertLoad report;
+  report.entries.reserve(loaded_.size());
+  for (const uint32_t index : loaded_) report.entries.push_back({index, std::exchange(load_[index], 0)});
+  loaded_.clear();
+  ++metrics_.load_reports;
+  link_->send(std::move(report));
 }
 
 void Shard::wake() {
@@ -175,9 +220,7 @@ void Shard::compute_group() {
   metrics_.expert_runs += group_.jobs().size();
   metrics_.missing_items += group_.missing_items();
   metrics_.compute_ns += busy;
-  group_.each_expert([&](uint16_t expert, size_t rows) {
-    metrics_.tokens[static_cast<size_t>(layer) * spec_.num_experts + expert] += rows;
-  });
+  group_.each_expert([&](uint16_t expert, size_t rows) { count_load(layer, expert, rows); });
   auto& replies = group_.replies();
   for (size_t i = 0; i < replies.size(); ++i) {
     replies[i].compute_ns = busy;

@@ -74,8 +74,11 @@ class Shard final : public MemberHandler {
   void send_reply(WaitingReply reply);
   void flush_replies(Incarnation worker);
   void drop_expired_replies();
-  void on_placement(const PlacementTable& table);
+  void on_placement(const PlacementUpdate& update);
+  // Reads the next slice of weights, at the pace of warm_bytes_per_s; tells when the last one is read.
   void warm_some();
+  void count_load(uint32_t layer, uint16_t expert, size_t rows);
+  void report_load();
 
   Executor& executor_;
   ExpertTransport& transport_;
@@ -94,9 +97,15 @@ class Shard final : public MemberHandler {
   ShardMetrics metrics_;
   bool pump_posted_ = false;
   bool unread_events_ = false;  // the transport said ready while reading was paused
-  bool warm_posted_ = false;
   bool welcomed_ = false;
-  Epoch preparing_;  // newest epoch received, answered with PlacementReady once warm; 0: none
+  Epoch preparing_;  // newest epoch received; 0: none
+  Epoch answered_;   // the last one answered with PlacementReady
+  bool urgent_ = false;
+  TimerId warm_timer_;
+  // (layer, expert) pairs with rows since the last report, and how many.
+  std::vector<uint32_t> loaded_;
+  std::vector<uint64_t> load_;
+  TimerId load_timer_;
   TimerId reply_timer_;
   TimePoint reply_timer_due_ = kNever;
   std::atomic<uint64_t> epoch_{0};

@@ -29,6 +29,8 @@ Status validate_config(const ClusterConfig& config) {
   ordered(config.attention.options.exchange.missing_retry,
           config.attention.options.exchange.missing_retry_cap, "attention.missing_retry_ms",
           "attention.missing_retry_cap_ms");
+  ordered(config.attention.options.exchange.slow_peer, config.attention.options.exchange.slow_peer_cap,
+          "attention.slow_shard_ms", "attention.slow_shard_cap_ms");
   ordered(config.transport.options.keepalive_interval, config.transport.options.keepalive_timeout,
           "transport.keepalive_interval_ms", "transport.keepalive_timeout_ms");
   // A dispatch past the transport's limits is refused, and its sequences fail.

@@ -109,6 +109,19 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
   count("max_gateways", o.max_gateways, 65536, "routers", "Routers; more are refused.");
   count("max_fenced_incarnations", o.max_fenced_incarnations, 10'000'000, "incarnations",
         "Dead memberships remembered one by one; older ones are refused by their start time.");
+  count("min_replicas", o.min_replicas, 64, "shards",
+        "Homes of every expert, where shards have room for them (experts.capacity_bytes).");
+  count("max_replicas", o.max_replicas, 64, "shards",
+        "Homes of an expert that is asked for more than others; at least min_replicas.");
+  f.integer<uint32_t>("rebalance_interval_s", o.rebalance_interval_s, 0, 86'400, "s",
+                      "Placement is looked at so often for shards that have more to do than others; 0: only "
+                      "when shards come or go.");
+  f.real(
+      "rebalance_ratio", o.rebalance_ratio, 1, 100, "",
+      "A layer is evened out once its busiest shard has so many times the mean load, if that takes as much "
+      "off it.");
+  count("load_half_life_s", o.load_half_life_s, 86'400, "s",
+        "What an expert was asked for so long ago counts half.");
   f.integer<uint32_t>("placement_settle_ms", o.placement_settle_ms, 0, 600'000, "ms",
                       "Shards that join within this time are placed together.");
   f.integer<uint32_t>("placement_ready_timeout_ms", o.placement_ready_timeout_ms, 1, 86'400'000, "ms",
@@ -235,8 +248,15 @@ void exchange_fields(FieldList& f, ExchangeOptions& o) {
   f.duration("shard_reconnect_ms", o.reconnect, kMillisecond, "ms", 1, 60000,
              "Pause before connecting again to a shard whose endpoint failed; doubles.");
   f.duration("shard_reconnect_cap_ms", o.reconnect_cap, kMillisecond, "ms", 1, 600000, "Longest such pause.");
+  f.duration(
+      "placement_switch_ms", o.switch_wait, kMillisecond, "ms", 0, 600000,
+      "Time a new placement waits at most for connections to its shards, while the one before it serves.");
   f.duration("trouble_interval_ms", o.trouble_interval, kMillisecond, "ms", 1, 600000,
              "Missed deadlines of one shard are reported to the scheduler at most once in this time.");
+  f.duration(
+      "slow_shard_ms", o.slow_peer, kMillisecond, "ms", 0, 600000,
+      "A shard that missed a deadline is avoided for so long where an expert has another home; doubles.");
+  f.duration("slow_shard_cap_ms", o.slow_peer_cap, kMillisecond, "ms", 0, 3600000, "Longest such time.");
   f.integer<uint32_t>("max_dispatch_rows", o.max_dispatch_rows, 1, 1u << 20, "rows",
                       "Rows of one dispatch; larger ones are sent in parts.");
   f.integer<uint32_t>("max_dispatch_items", o.max_dispatch_items, 1, 1u << 24, "items",
@@ -281,8 +301,8 @@ void experts_fields(FieldList& f, ExpertsConfig& c) {
   f.text("name", o.name, "Name of the shard for people; empty: made from the host name and process id.");
   f.address("ops_listen", c.ops_listen, false, "HTTP address of /metrics, /livez, /readyz and /startupz.");
   f.bytes("capacity_bytes", o.capacity_bytes, 0, kMaxBytes,
-          "Weights the shard may hold, as told to the scheduler, which does not limit placements by it yet; "
-          "0: no limit.");
+          "Weights the shard may hold: placements give it no more than that, but for what is let go of while "
+          "one changes. 0: no limit.");
   f.integer<uint32_t>("threads", o.threads, 0, 1024, "threads",
                       "Threads that compute; 0: as many as processors it may run on.");
   processor_fields(f, c.processors);
@@ -298,8 +318,14 @@ void experts_fields(FieldList& f, ExpertsConfig& c) {
              "Time a reply may wait for credits when its dispatch had no deadline.");
   f.bytes("warm_slice_bytes", o.warm_slice_bytes, 1 << 12, kMaxBytes,
           "Weights read at once while a placement is prepared, so that dispatches go on.");
-  f.duration("drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
-             "Time after SIGTERM for the scheduler to let the shard go; it ends as soon as that is done.");
+  f.bytes("warm_bytes_per_s", o.warm_bytes_per_s, 0, kMaxBytes,
+          "Pace of that, but where an expert has no other home; 0: no limit.");
+  f.duration("load_report_ms", o.load_report, kMillisecond, "ms", 10, 3600000,
+             "How often the shard tells the scheduler what it computed of which expert.");
+  f.duration(
+      "drain_time_s", c.drain_time, kSecond, "s", 0, 3600,
+      "Time after SIGTERM for the scheduler to move what the shard holds to others; it ends as soon as "
+      "that is done.");
 }
 
 void transport_fields(FieldList& f, TransportConfig& c) {

@@ -37,4 +37,12 @@ inline void will_need(const WeightView& w) {
   will_need(w.scales, scale_bytes(w));
 }
 
+// Gives the pages that lie wholly within back to the system; the next access reads them from the file again.
+// Only for weights in a mapped file: elsewhere this would lose them.
+void page_out(const void* data, size_t bytes);
+inline void page_out(const WeightView& w) {
+  page_out(w.data, w.bytes());
+  page_out(w.scales, scale_bytes(w));
+}
+
 }  // namespace conclave

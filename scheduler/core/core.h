@@ -36,6 +36,9 @@ class ShardSet {
   uint64_t number_ = 0;
 };
 
+// (layer, expert) pairs of one ExpertsSnapshot.
+inline constexpr uint64_t kMaxExpertRows = 100'000;
+
 class SchedulerCore {
  public:
   // CHECKs options.validate(): services report a bad configuration before they come here.
@@ -50,6 +53,8 @@ class SchedulerCore {
 
   const FleetInfo& fleet() const { return fleet_; }
   StatusSnapshot status() const;
+  // Of one layer or all of them. INVALID_ARGUMENT: no such layer; all are more than kMaxExpertRows.
+  StatusOr<ExpertsSnapshot> experts(std::optional<uint32_t> layer) const;
   SchedulerMetrics metrics() const;
   // Recounts everything that is kept twice (blocks, queues, gauges); an error names the first difference. For
   // tests.
@@ -65,6 +70,7 @@ class SchedulerCore {
   void handle(Adopt& event, TimePoint now);
   void handle(Release& event, TimePoint now);
   void handle(DrainMember& event, TimePoint now);
+  void handle(Rebalance& event, TimePoint now);
   void handle(Tick& event, TimePoint now);
 
   void on_hello(SessionId session, Hello hello, TimePoint now);
@@ -73,7 +79,8 @@ class SchedulerCore {
   void on_peer_trouble(const PeerTrouble& trouble, TimePoint now);
   // Ends a membership for ever; what it ran or held moves on.
   void lose_member(SessionId session, const Status& cause, bool close, TimePoint now);
-  void start_drain(Member& member);
+  void on_heartbeat(Member& member, const Heartbeat& heartbeat);
+  void start_drain(Member& member, TimePoint now);
   // Moves what draining workers run to others, and tells those that have nothing left.
   void advance_drains();
   // What no other worker can hold stays and runs to its end.
@@ -137,6 +144,10 @@ class SchedulerCore {
   void send_prompt_logprobs(Request& request);
   void send_choice(Choice& choice);
   void publish_placements(TimePoint now);
+  void publish(PlacementOut& out, TimePoint now);
+  // The oldest placement that a worker still uses.
+  Epoch oldest_epoch() const;
+  void show_placement(TimePoint now);
   void update_fleet();
   Welcome welcome() const;
   template <class T>
@@ -166,6 +177,7 @@ class SchedulerCore {
   TimePoint next_stall_look_ = kNever;
   std::map<Incarnation, TimePoint> retired_at_;  // when each worker last reported a step
   uint32_t draining_ = 0;                        // members that drain and are not done
+  bool epochs_changed_ = false;                  // of the workers, since publish_placements
   // The pools' gauges as last added to counters_, since a sum over all workers for each event would cost more
   // than the event.
   struct PoolSum {

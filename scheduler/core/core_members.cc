@@ -1,4 +1,4 @@
-// Members, gateways, time and what people see. Requests are in core.cc.
+// Members, gateways, time and what people see. Requests are in core.cc, placement in core_placement.cc.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -40,22 +40,23 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   const bool worker = member->hello.role == Role::kAttention;
   const char* unexpected = nullptr;
   if (const auto* heartbeat = std::get_if<Heartbeat>(&event.message)) {
-    member->epoch_in_use = heartbeat->epoch;
-    const uint32_t loaded = heartbeat->loaded_permille.value_or(member->loaded_permille);
-    if (std::exchange(member->loaded_permille, loaded) != loaded) all_due_ = true;
+    on_heartbeat(*member, *heartbeat);
   } else if (auto* result = std::get_if<StepResult>(&event.message)) {
     if (worker) return on_step_result(*member, *result, now);
     unexpected = "a shard reported the result of a step";
   } else if (const auto* ready = std::get_if<PlacementReady>(&event.message)) {
     member->loaded_permille = 1000;
     all_due_ = true;
-    if (!worker) return placement_.shard_ready(member->hello.incarnation, ready->epoch);
+    if (!worker) return placement_.shard_ready(member->hello.incarnation, ready->epoch, now);
     unexpected = "a worker reported a placement as ready";
   } else if (const auto* trouble = std::get_if<PeerTrouble>(&event.message)) {
     if (worker) return on_peer_trouble(*trouble, now);
     unexpected = "a shard reported trouble with a peer";
   } else if (std::holds_alternative<Leaving>(event.message)) {
-    return start_drain(*member);
+    return start_drain(*member, now);
+  } else if (const auto* load = std::get_if<ExpertLoad>(&event.message)) {
+    if (!worker && placement_.shard_load(member->hello.incarnation, *load, now)) return show_placement(now);
+    unexpected = worker ? "a worker reported the load of experts" : "the load of an expert that is not there";
   } else {
     unexpected = "a second hello on one session";
   }
@@ -63,6 +64,18 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
     ++counters_.protocol_violations;
     lose_member(event.session, failed_precondition(unexpected), true, now);
   }
+}
+
+void SchedulerCore::on_heartbeat(Member& member, const Heartbeat& heartbeat) {
+  // One without an epoch only renews the lease, and one of the future is of another scheduler.
+  if (heartbeat.epoch && heartbeat.epoch <= placement_.newest() &&
+      std::exchange(member.epoch_in_use, heartbeat.epoch) != heartbeat.epoch) {
+    epochs_changed_ = true;
+  }
+  if (!heartbeat.loaded_permille) return;
+  member.held_experts = heartbeat.held_experts;
+  if (std::exchange(member.loaded_permille, *heartbeat.loaded_permille) != *heartbeat.loaded_permille)
+    all_due_ = true;
 }
 
 void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
@@ -85,7 +98,9 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   ++counters_.members_joined;
   emit(SendMember{session, welcome()});
   if (info.role == Role::kExpert) {
-    placement_.shard_joined({info.incarnation, info.name, info.transport_address}, now);
+    const bool limited = info.capacity_bytes > 0 && info.expert_bytes > 0;
+    const uint64_t slots = limited ? info.capacity_bytes / info.expert_bytes : UINT64_MAX;
+    placement_.shard_joined({info.incarnation, info.name, info.transport_address}, slots, now);
     return;
   }
   WorkerLimits limits;
@@ -138,6 +153,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   }
   workers_.erase(hello.incarnation);
   retired_at_.erase(hello.incarnation);
+  epochs_changed_ = true;
   show_pool(hello.incarnation);
 }
 
@@ -169,15 +185,13 @@ void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
   }
 }
 
-void SchedulerCore::handle(DrainMember& event, TimePoint) {
+void SchedulerCore::handle(DrainMember& event, TimePoint now) {
   Member* member = members_.find(event.member);
   Status status;
   if (member == nullptr) {
     status = not_found("no member has the incarnation " + std::to_string(event.member.value));
-  } else if (member->hello.role != Role::kAttention) {
-    status = failed_precondition(member->hello.name + " is no attention worker: only those can be drained");
   } else {
-    start_drain(*member);
+    start_drain(*member, now);
   }
   emit(ReplyDrain{event.ticket, std::move(status)});
 }
@@ -187,9 +201,11 @@ bool SchedulerCore::takes_new_work(Incarnation worker) {
   return !member->suspect && !member->draining;
 }
 
-void SchedulerCore::start_drain(Member& member) {
+void SchedulerCore::start_drain(Member& member, TimePoint now) {
   if (member.draining) return;
   member.draining = true;
+  if (member.hello.role == Role::kExpert) placement_.shard_leaving(member.hello.incarnation, now);
+  emit(Note{"draining", member.hello.name});
   all_due_ = true;
   ++draining_;
   ++counters_.members_drained;
@@ -203,8 +219,13 @@ void SchedulerCore::advance_drains() {
     if (worker != workers_.end()) {
       if (worker->second.running() > 0) move_off(member.hello.incarnation, worker->second);
       if (!worker->second.idle()) continue;
+      emit(Note{"drained", member.hello.name});
+    } else {
+      if (!placement_.free_to_go(member.hello.incarnation)) continue;
+      const bool last = placement_.last_to_go();
+      emit(Note{"drained",
+                member.hello.name + (last ? ", though no shard is left that could take over" : "")});
     }
-    // A shard has nothing to wait for: what it computes is computed again elsewhere when it is gone.
     member.drained = true;
     --draining_;
     emit(SendMember{session, Drained{}});
@@ -265,7 +286,6 @@ void SchedulerCore::run_timers(TimePoint now) {
     also_dead(incarnation, " did not finish a step", options_.step_timeout_ms);
   }
   for (const DeadMember& member : dead) lose_member(member.session, member.cause, true, now);
-  placement_.on_time(now);
   look_for_stalls(now);
   for (Request* request : requests_.expired(now)) {
     if (request->ended()) {
@@ -277,23 +297,6 @@ void SchedulerCore::run_timers(TimePoint now) {
       requests_.forget_context(*request);
       end_request(*request, FinishReason::kCancelled, "");
       requests_.erase(*request);
-    }
-  }
-}
-
-void SchedulerCore::publish_placements(TimePoint now) {
-  for (PlacementOut& out : placement_.take()) {
-    all_due_ = true;
-    // Steps may have been held for want of homes: their time begins with the placement that gives them.
-    if (out.to_workers) {
-      for (auto& [incarnation, worker] : workers_) worker.forgive(now);
-    }
-    ++counters_.placements_published;
-    for (const auto& [session, member] : members_.all()) {
-      const bool shard = member.hello.role == Role::kExpert;
-      if (shard ? !(out.to_shards && out.table.find_shard(member.hello.incarnation) >= 0) : !out.to_workers)
-        continue;
-      emit(SendMember{session, PlacementUpdate{out.table}});
     }
   }
 }
@@ -316,6 +319,11 @@ void SchedulerCore::update_fleet() {
     info.not_ready = "every attention worker is draining";
   } else if (placement_.shards() == 0) {
     info.not_ready = "no expert shard is there";
+  } else if (const uint64_t pairs = uint64_t{members_.model()->num_layers} * members_.model()->num_experts;
+             !placement_.active_complete() && placement_.slots() < pairs) {
+    info.not_ready = "the expert shards (" + std::to_string(placement_.shards()) + ") have room for " +
+                     std::to_string(placement_.slots()) + " of " + std::to_string(pairs) +
+                     " experts of all layers (experts.capacity_bytes)";
   } else if (!placement_.active_complete()) {
     info.not_ready =
         "the expert shards (" + std::to_string(placement_.shards()) + ") are preparing their experts";
@@ -349,13 +357,13 @@ StatusSnapshot SchedulerCore::status() const {
   snapshot.epoch = placement_.active().epoch();
   snapshot.requests_waiting = static_cast<uint32_t>(requests_.queue().size());
   snapshot.requests_running = requests_.running();
-  const PlacementTable& active = placement_.active();
-  std::vector<uint32_t> held(active.shards().size(), 0);
-  for (uint32_t layer = 0; layer < active.layers(); ++layer) {
-    for (uint32_t expert = 0; expert < active.experts(); ++expert) {
-      for (const uint16_t home : active.homes(layer, expert)) ++held[home];
-    }
+  snapshot.preparing_epoch = placement_.preparing_epoch();
+  snapshot.busiest = placement_.busiest(false);
+  if (const auto& model = members_.model()) {
+    snapshot.layers = model->num_layers;
+    snapshot.experts = model->num_experts;
   }
+  std::map<Incarnation, ShardFigures> figures = placement_.figures(last_now_);
   for (const auto& [session, member] : members_.all()) {
     MemberSnapshot entry;
     entry.role = member.hello.role;
@@ -368,9 +376,9 @@ StatusSnapshot SchedulerCore::status() const {
       entry.kv_blocks_cached = it->second.pool().cached();
       entry.sequences = it->second.running();
     } else {
-      const int index = active.find_shard(member.hello.incarnation);
-      if (index >= 0) entry.experts_held = held[static_cast<size_t>(index)];
-      if (index < 0) entry.state = "joining";
+      entry.shard = figures[member.hello.incarnation];
+      entry.shard.holding = member.held_experts;
+      if (placement_.active().find_shard(member.hello.incarnation) < 0) entry.state = "joining";
     }
     if (member.draining) entry.state = member.drained ? "drained" : "draining";
     if (member.suspect) entry.state = "suspect";
@@ -400,6 +408,11 @@ SchedulerMetrics SchedulerCore::metrics() const {
   metrics.workers = static_cast<uint32_t>(workers_.size());
   metrics.shards = static_cast<uint32_t>(placement_.shards());
   metrics.gateways = static_cast<uint32_t>(gateways_.size());
+  metrics.placement_epoch = placement_.active().epoch().value;
+  metrics.placement_preparing = placement_.preparing();
+  metrics.placement_changes = placement_.changes();
+  metrics.homes_added = placement_.homes_added();
+  metrics.homes_removed = placement_.homes_removed();
   return metrics;
 }
 

@@ -14,6 +14,7 @@
 #include "libs/model/membership.h"
 #include "libs/model/request.h"
 #include "scheduler/core/stall_hop.h"
+#include "scheduler/core/status_snapshot.h"
 
 namespace conclave::scheduler {
 
@@ -59,15 +60,21 @@ struct Release {
   RequestId request;
   bool finished = false;
 };
-// An operator wants what a worker runs to move elsewhere; answered by ReplyDrain with the same ticket.
+// An operator wants what a member runs or holds to move elsewhere; answered by ReplyDrain with the same
+// ticket.
 struct DrainMember {
   uint64_t ticket = 0;
   Incarnation member;
 };
+// Answered by ReplyRebalance with the same ticket.
+struct Rebalance {
+  uint64_t ticket = 0;
+  bool dry_run = false;
+};
 struct Tick {};  // time has passed
 
 using Event = std::variant<MemberMessage, MemberLost, GatewayJoined, GatewayLost, Submit, Cancel, Adopt,
-                           Release, DrainMember, Tick>;
+                           Release, DrainMember, Rebalance, Tick>;
 
 // --- out ---
 struct SendMember {
@@ -104,6 +111,15 @@ struct ReplyDrain {
   uint64_t ticket = 0;
   Status status;
 };
+struct ReplyRebalance {
+  uint64_t ticket = 0;
+  StatusOr<RebalanceSummary> result;
+};
+// Something that belongs into the log.
+struct Note {
+  std::string event;
+  std::string detail;
+};
 struct SendTokens {
   SessionId gateway;
   TokenEvent event;
@@ -122,7 +138,7 @@ struct ReportStall {
 };
 
 using Action = std::variant<SendMember, CloseMember, SendWelcome, CloseGateway, ReplySubmit, ReplyAdopt,
-                            ReplyDrain, SendTokens, SendFleet, ReportStall>;
+                            ReplyDrain, ReplyRebalance, Note, SendTokens, SendFleet, ReportStall>;
 using Actions = std::vector<Action>;
 
 }  // namespace conclave::scheduler

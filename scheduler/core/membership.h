@@ -35,6 +35,7 @@ struct Member {
   bool drained = false;          // and has been told that nothing is left
   Epoch epoch_in_use;            // from heartbeats
   uint32_t loaded_permille = 0;  // the same
+  uint32_t held_experts = 0;     // the same
   // Complaints of workers about a shard since trouble_since; 0: none.
   uint32_t troubles = 0;
   TimePoint trouble_since = 0;

@@ -32,6 +32,10 @@ Status SchedulerOptions::validate() const {
   RETURN_IF_ERROR(at_least_one("max_gateways", max_gateways));
   RETURN_IF_ERROR(at_least_one("max_fenced_incarnations", max_fenced_incarnations));
   RETURN_IF_ERROR(at_least_one("placement_ready_timeout_ms", placement_ready_timeout_ms));
+  RETURN_IF_ERROR(at_least_one("min_replicas", min_replicas));
+  RETURN_IF_ERROR(at_least_one("load_half_life_s", load_half_life_s));
+  if (max_replicas < min_replicas) return invalid_field("max_replicas", "must not be less than min_replicas");
+  if (!(rebalance_ratio >= 1.0)) return invalid_field("rebalance_ratio", "must be at least 1");
   if (queue_reserve_percent > 90) return invalid_field("queue_reserve_percent", "at most 90");
   for (const auto& [tenant, weight] : tenant_weights) {
     if (weight < 1 || weight > 1'000) {

@@ -77,8 +77,15 @@ struct SchedulerOptions {
   uint32_t max_gateways = 256;
   uint32_t max_fenced_incarnations = 4'096;  // beyond it the oldest are covered by their start time
 
-  // Placement. Shards that join within placement_settle_ms are placed together; one that is not ready in time
-  // is dead.
+  // Placement (docs/placement.md). Every expert has min_replicas homes where shards have room for them, a hot
+  // one up to max_replicas. Every rebalance_interval_s (0: never) a layer whose busiest shard is beyond
+  // rebalance_ratio times the mean is evened out, if that takes as much off it.
+  uint32_t min_replicas = 2;
+  uint32_t max_replicas = 8;
+  uint32_t rebalance_interval_s = 30;
+  double rebalance_ratio = 1.10;
+  uint32_t load_half_life_s = 60;  // after which a report of load counts half
+  // Shards that join within placement_settle_ms are placed together; one that is not ready in time is dead.
   uint32_t placement_settle_ms = 100;
   uint32_t placement_ready_timeout_ms = 600'000;
 

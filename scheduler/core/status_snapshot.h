@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libs/base/ids.h"
@@ -10,6 +12,16 @@
 #include "scheduler/core/stall_hop.h"
 
 namespace conclave::scheduler {
+
+// A shard as placement sees it. Loads are (token, expert) pairs a second, weighted (load_half_life_s).
+struct ShardFigures {
+  uint32_t homes = 0;        // (layer, expert) pairs of which the active placement names it
+  uint32_t sole_homes = 0;   // of these, with no other home
+  uint32_t holding = 0;      // pairs it holds, as it said last
+  uint64_t slots = 0;        // pairs its memory holds; UINT64_MAX: no limit
+  double load = 0;           // as it reported it
+  double assigned_load = 0;  // of its experts, shared evenly by their homes
+};
 
 struct MemberSnapshot {
   Role role = Role::kAttention;
@@ -20,7 +32,7 @@ struct MemberSnapshot {
   uint32_t kv_blocks_used = 0;
   uint32_t kv_blocks_cached = 0;
   uint32_t sequences = 0;
-  uint32_t experts_held = 0;  // (layer, expert) pairs the active placement gives it
+  ShardFigures shard;  // expert shards
 };
 
 struct StatusSnapshot {
@@ -30,6 +42,40 @@ struct StatusSnapshot {
   uint32_t requests_waiting = 0;
   uint32_t requests_running = 0;
   std::vector<MemberSnapshot> members;
+  uint32_t layers = 0;
+  uint32_t experts = 0;   // of each layer
+  Epoch preparing_epoch;  // of the placement that shards prepare; 0: none
+  double busiest = 0;     // load of the busiest shard over the mean; 0: nothing is measured
+};
+
+// What is known of experts: of one layer, or of all from 0 on.
+struct ExpertsSnapshot {
+  Epoch epoch;
+  uint32_t layers = 0;
+  uint32_t experts = 0;
+  uint32_t first_layer = 0;
+  std::vector<ShardEndpoint> shards;
+  std::vector<double> load;                  // in order of (layer, expert); pairs a second, weighted
+  std::vector<std::vector<uint16_t>> homes;  // the same; indices into shards
+};
+
+// What a change for balance alone does, or would do.
+struct RebalanceSummary {
+  uint64_t added = 0;    // homes that are mapped
+  uint64_t removed = 0;  // and let go
+  // Of the worst layer: load of the busiest shard over the mean.
+  double busiest_before = 0;
+  double busiest_after = 0;
+  Epoch epoch;  // of the change that began; 0: none did
+};
+
+// Of one shard, for metrics.
+struct ShardGauge {
+  Incarnation shard;
+  std::string name;
+  uint32_t homes = 0;
+  double load = 0;
+  double assigned_load = 0;
 };
 
 // Counters only grow; gauges are of the moment.
@@ -70,6 +116,9 @@ struct SchedulerMetrics {
   uint64_t members_suspected = 0;
   uint64_t peer_troubles = 0;
   uint64_t placements_published = 0;
+  uint64_t placement_changes = 0;  // begun
+  uint64_t homes_added = 0;        // by these, as they were planned
+  uint64_t homes_removed = 0;
   uint64_t protocol_violations = 0;
   uint64_t stalls_forgiven = 0;  // times this scheduler itself was late, so leases were extended
   uint64_t step_compute_ns = 0;
@@ -87,7 +136,13 @@ struct SchedulerMetrics {
   uint32_t workers = 0;
   uint32_t shards = 0;
   uint32_t gateways = 0;
-  uint64_t kv_evictions = 0;  // cached pages given up by the workers of now
+  uint64_t placement_epoch = 0;
+  bool placement_preparing = false;
+  uint32_t experts_short = 0;  // (layer, expert) pairs with fewer homes than min_replicas
+  double busiest = 0;          // load of the busiest shard over the mean
+  double busiest_layer = 0;    // the same of the worst layer
+  std::shared_ptr<const std::vector<ShardGauge>> shard_gauges;  // null: none
+  uint64_t kv_evictions = 0;                                    // cached pages given up by the workers of now
   uint64_t kv_blocks_total = 0;
   uint64_t kv_blocks_used = 0;
   uint64_t kv_blocks_cached = 0;    // kept for requests that begin alike; given up when room is needed

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "libs/runtime/sim_executor.h"
 #include "tests/support/fake_transport.h"
@@ -42,7 +43,7 @@ class ExchangeTest : public ::testing::Test {
   }
   // Runs what is due now, no timers of later.
   void settle() { world.run_until(world.now()); }
-  void place(uint64_t epoch, std::vector<Incarnation> shards, bool replicated = false) {
+  void place(uint64_t epoch, std::vector<Incarnation> shards, bool replicated = false, bool lost = false) {
     std::vector<ShardEndpoint> ends;
     for (Incarnation s : shards) ends.push_back({s, "s", "addr"});
     PlacementTable table = even_placement(Epoch(epoch), 3, 8, ends);
@@ -54,7 +55,7 @@ class ExchangeTest : public ::testing::Test {
         }
       }
     }
-    exchange->set_placement(table);
+    exchange->set_placement(table, lost);
     settle();
   }
   void begin(uint32_t lane = 0, uint32_t layer = 0) {
@@ -275,16 +276,110 @@ TEST_F(ExchangeTest, ReconnectsToAShardThatThePlacementStillNames) {
   EXPECT_EQ(world.now() - before, 2 * options.reconnect) << "backs off";
 }
 
-TEST_F(ExchangeTest, ShardsThatLeaveAreClosedAndTheirRowsMove) {
+TEST_F(ExchangeTest, ShardsThatLeaveAreClosedWhenTheyHaveAnswered) {
   place(1, {kS1, kS2});
   begin();
   place(2, {kS1});
+  EXPECT_TRUE(transport.closes.empty());
+  EXPECT_EQ(transport.submits.size(), 2u);
+  EXPECT_EQ(exchange->placement_epoch(), Epoch(2));
+  EXPECT_EQ(exchange->epoch(), Epoch(1)) << "rows are on their way";
+  begin(1);
+  EXPECT_EQ(transport.submits.size(), 3u) << "nothing new goes there";
+  reply(1);
+  EXPECT_EQ(transport.closes, (std::vector<Incarnation>{kS2}));
+  EXPECT_EQ(exchange->epoch(), Epoch(1)) << "the other dispatch of that time";
+  reply(0);
+  EXPECT_EQ(exchange->epoch(), Epoch(2));
+  expect_all();
+  reply(2);
+  EXPECT_EQ(completed.size(), 2u);
+  EXPECT_EQ(metrics.retried_items, 0u);
+}
+
+TEST_F(ExchangeTest, AShardThatFailsWhileItLeavesIsNotMissed) {
+  place(1, {kS1, kS2});
+  begin();
+  place(2, {kS1});
+  transport.push_down(kS2);
+  settle();
+  EXPECT_TRUE(troubles.empty());
+  ASSERT_EQ(transport.submits.size(), 3u);
+  EXPECT_EQ(transport.submits[2].first, kS1);
+  world.run_until([&] { return transport.connects.size() > 2; }, world.now() + 5 * kSecond);
+  EXPECT_EQ(transport.connects.size(), 2u);
+}
+
+TEST_F(ExchangeTest, ANewPlacementIsUsedOnceItsShardsAreConnected) {
+  place(1, {kS1});
+  transport.auto_up = false;
+  place(2, {kS1, kS2});
+  EXPECT_EQ(exchange->placement_epoch(), Epoch(1));
+  begin();
+  ASSERT_EQ(transport.submits.size(), 1u) << "the one before serves";
+  reply(0);
+  EXPECT_EQ(completed.size(), 1u);
+  transport.push_up(kS2);
+  settle();
+  EXPECT_EQ(exchange->placement_epoch(), Epoch(2));
+  begin();
+  EXPECT_EQ(transport.submits.size(), 3u);
+  // Not for ever: what the new one gives to others is held then.
+  place(3, {kS1, kS2, Incarnation(3)});
+  EXPECT_EQ(exchange->placement_epoch(), Epoch(2));
+  const TimePoint before = world.now();
+  world.run_until([&] { return exchange->placement_epoch() == Epoch(3); }, before + 5 * kSecond);
+  EXPECT_EQ(world.now() - before, options.switch_wait);
+  // Nor after a loss.
+  place(4, {kS1, Incarnation(4)}, false, true);
+  EXPECT_EQ(exchange->placement_epoch(), Epoch(4));
+}
+
+TEST_F(ExchangeTest, AShardThatMissedADeadlineIsAvoidedForAWhile) {
+  options.slow_peer = 300 * kMillisecond;
+  make();
+  place(1, {kS1, kS2}, true);
+  begin();
+  ASSERT_FALSE(transport.submits.empty());
+  const size_t first = transport.submits.size();
+  std::set<Incarnation> asked;
+  for (size_t i = 0; i < first; ++i) asked.insert(transport.submits[i].first);
+  ASSERT_TRUE(asked.contains(kS1));
+  for (size_t i = 0; i < first; ++i) {
+    if (transport.submits[i].first == kS2) reply(i);
+  }
+  world.run_until([&] { return metrics.deadlines > 0; }, world.now() + kSecond);
+  EXPECT_EQ(metrics.peers_slow, 1u);
+  ASSERT_GT(transport.submits.size(), first);
+  for (size_t i = first; i < transport.submits.size(); ++i) {
+    EXPECT_EQ(transport.submits[i].first, kS2);
+    reply(i);
+  }
+  EXPECT_EQ(completed.size(), 1u);
+  size_t seen = transport.submits.size();
+  begin();
+  for (; seen < transport.submits.size(); ++seen) {
+    EXPECT_EQ(transport.submits[seen].first, kS2);
+    reply(seen);
+  }
+  EXPECT_EQ(completed.size(), 2u);
+  world.run_until(world.now() + options.slow_peer);
+  begin();
+  asked.clear();
+  for (; seen < transport.submits.size(); ++seen) asked.insert(transport.submits[seen].first);
+  EXPECT_TRUE(asked.contains(kS1)) << "it comes back";
+}
+
+TEST_F(ExchangeTest, RowsOfLostShardsMoveAtOnce) {
+  place(1, {kS1, kS2});
+  begin();
+  place(2, {kS1}, false, true);
   EXPECT_EQ(transport.closes, (std::vector<Incarnation>{kS2}));
   ASSERT_EQ(transport.submits.size(), 3u);
   EXPECT_EQ(transport.submits[2].first, kS1);
   EXPECT_EQ(transport.submits[2].second.expert_ids, (std::vector<uint16_t>{6, 7}));
   place(1, {kS1, kS2});  // older
-  EXPECT_EQ(exchange->epoch(), Epoch(2));
+  EXPECT_EQ(exchange->placement_epoch(), Epoch(2));
 }
 
 TEST_F(ExchangeTest, MaskedRowsAreNeitherAwaitedNorSentAgain) {

@@ -91,6 +91,45 @@ TEST(DrainTest, AShardThatIsToldToEndUnderLoadLosesNothing) {
   streams.check(cluster);
 }
 
+TEST(DrainTest, AShardDrainedByCommandUnderLoadHandsOverWhatItHoldsAndStays) {
+  ProcessCluster cluster(demo_shape(1));
+  ASSERT_TRUE(cluster.wait_ready());
+  Streams streams(cluster, 8, kTokens);
+  streams.wait_tokens(8);
+  const Command drain({"drain", "shard1", "--wait", "--scheduler", cluster.scheduler_address()});
+  EXPECT_EQ(drain.code, 0) << drain.text;
+  EXPECT_EQ(drain.text, "shard1 is drained\n");
+  EXPECT_LT(streams.longest(), kTokens) << "the streams were over before the drain";
+  const double rows = cluster.metric("shard1", "conclave_expert_rows_total");
+  streams.check(cluster);
+  EXPECT_EQ(cluster.metric("shard1", "conclave_expert_rows_total"), rows) << "nobody asks it any more";
+  EXPECT_GT(rows, 0);
+  ASSERT_TRUE(eventually([&] { return cluster.metric("shard1", "conclave_expert_held_experts") == 0; }));
+  EXPECT_EQ(cluster.metric("worker", "conclave_attention_lost_shards_total"), 0);
+  EXPECT_THAT(cluster.scheduler.log(), HasSubstr("\"draining\""));
+  EXPECT_THAT(cluster.scheduler.log(), HasSubstr("\"drained\""));
+  const Command shards({"shards", "--scheduler", cluster.scheduler_address()});
+  EXPECT_THAT(shards.text, ::testing::ContainsRegex("shard1 +[0-9]+ +drained +0.0 "));
+  EXPECT_EQ(cluster.unexpected_ends(), "");
+  cluster.shards[1].signal(SIGTERM);
+  EXPECT_EQ(cluster.shards[1].wait(10 * kSecond), 0) << cluster.shards[1].log();
+  EXPECT_EQ(cluster.gateway->fleet().ready, true);
+}
+
+// With nobody to take over it goes at once, and what runs waits for the next one.
+TEST(DrainTest, TheOnlyShardIsLetGoAtOnce) {
+  ProcessCluster cluster(1);
+  ASSERT_TRUE(cluster.wait_ready());
+  Streams streams(cluster, 4, 400);
+  streams.wait_tokens(4);
+  cluster.shards[0].signal(SIGTERM);
+  EXPECT_EQ(cluster.shards[0].wait(10 * kSecond), 0) << cluster.shards[0].log();
+  EXPECT_THAT(cluster.shards[0].log(), HasSubstr("drained: nothing is left here"));
+  EXPECT_THAT(cluster.scheduler.log(), HasSubstr("no shard is left that could take over"));
+  cluster.start_shard(0);
+  streams.check(cluster);
+}
+
 // What nobody can take over runs to its end where it is.
 TEST(DrainTest, TheOnlyWorkerEndsOnceItsStreamsHave) {
   ProcessCluster cluster;
@@ -137,9 +176,9 @@ TEST(DrainTest, TheCommandSaysWhatIsWrong) {
   EXPECT_EQ(unknown.code, 1);
   EXPECT_THAT(unknown.text, HasSubstr("no member is called nobody; there are: "));
   EXPECT_THAT(unknown.text, HasSubstr("shard1"));
-  const Command shard({"drain", "shard1", "--scheduler", scheduler});
-  EXPECT_EQ(shard.code, 1);
-  EXPECT_THAT(shard.text, HasSubstr("shard1 is no attention worker (expert)"));
+  const Command router({"drain", "test", "--scheduler", scheduler});
+  EXPECT_EQ(router.code, 1);
+  EXPECT_THAT(router.text, HasSubstr("test is a router"));
   const Command nowhere({"drain", "worker", "--scheduler", "127.0.0.1:1"});
   EXPECT_EQ(nowhere.code, 1);
   EXPECT_THAT(nowhere.text, HasSubstr("no scheduler answers at 127.0.0.1:1"));

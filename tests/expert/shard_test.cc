@@ -34,14 +34,14 @@ class ShardTest : public ::testing::Test {
     world.run_until([&] { return world.pending() == 0; });
   }
   // Experts [begin, end) of every layer.
-  void place(uint64_t epoch, uint16_t begin, uint16_t end) {
+  void place(uint64_t epoch, uint16_t begin, uint16_t end, bool release = false, bool urgent = false) {
     PlacementTable table(Epoch(epoch), model.spec.num_layers, model.spec.num_experts,
                          {{kShard, "s", transport.address()}});
     for (uint32_t layer = 0; layer < model.spec.num_layers; ++layer) {
       for (uint16_t e = begin; e < end; ++e) table.add_home(layer, e, 0);
     }
-    shard->on_message(PlacementUpdate{table});
-    settle();
+    shard->on_message(PlacementUpdate{table, urgent, release});
+    if (settles) settle();
   }
   DispatchBatch dispatch(Incarnation worker, uint64_t seq, uint32_t layer,
                          const std::vector<std::vector<uint16_t>>& rows, uint64_t seed = 5) {
@@ -90,6 +90,7 @@ class ShardTest : public ::testing::Test {
   FakeLink link;
   RandomModel model{WeightDtype::kF32, 3};
   std::unique_ptr<Shard> shard;
+  bool settles = true;  // place() runs all that follows
 };
 
 TEST_F(ShardTest, AnswersEachRowAndExpertAndGroupsWorkers) {
@@ -141,6 +142,105 @@ TEST_F(ShardTest, HoldsASupersetAndReportsReadyOnceWarm) {
   EXPECT_GT(shard->metrics().weight_bytes_warmed, 0u);
   place(1, 0, 5);  // older: not taken
   EXPECT_EQ(link.all<PlacementReady>().size(), 2u);
+}
+
+TEST_F(ShardTest, LetsGoOfWhatTheReleasedPlacementDoesNotName) {
+  make();
+  place(1, 0, 6);
+  place(2, 4, 10);
+  EXPECT_EQ(shard->metrics().held_experts, 30u) << "workers may still use the one before";
+  const uint64_t bytes = shard->metrics().held_bytes;
+  place(2, 4, 10, true);
+  EXPECT_EQ(shard->metrics().held_experts, 18u);
+  EXPECT_EQ(shard->metrics().held_bytes, bytes * 18 / 30);
+  EXPECT_EQ(shard->metrics().released_experts, 12u);
+  EXPECT_EQ(shard->heartbeat().held_experts, 18u);
+  EXPECT_EQ(link.all<PlacementReady>().size(), 2u) << "a release needs no answer";
+  const auto a = dispatch(kWorkerA, 1, 1, {{3, 4}});
+  give(a);
+  settle();
+  ASSERT_EQ(transport.replies.size(), 1u);
+  EXPECT_EQ(transport.replies[0].second.missing, (std::vector<uint16_t>{3}));
+  expect_outputs(a, transport.replies[0].second);
+  // Given back, it is warmed again.
+  const uint64_t warmed = shard->metrics().weight_bytes_warmed;
+  place(3, 0, 10);
+  EXPECT_EQ(shard->metrics().held_experts, 30u);
+  EXPECT_EQ(shard->metrics().weight_bytes_warmed, warmed + bytes * 12 / 30);
+  place(2, 0, 1, true);  // older
+  EXPECT_EQ(shard->metrics().held_experts, 30u);
+  // A drained shard is named no more.
+  shard->on_message(PlacementUpdate{PlacementTable(Epoch(4), 3, 10, {}), false, true});
+  EXPECT_EQ(shard->metrics().held_experts, 0u);
+}
+
+TEST_F(ShardTest, WarmsAtItsPaceBesideAPlacementThatServes) {
+  ShardOptions options;
+  options.warm_slice_bytes = 1;  // one expert a task
+  const TimePoint start = world.now();
+  make(options);
+  place(1, 0, 1);
+  const uint64_t one = shard->metrics().weight_bytes_warmed / 3;
+  EXPECT_EQ(world.now(), start) << "nothing serves yet";
+  options.warm_bytes_per_s = 10 * one;
+  make(options);
+  place(1, 0, 1);
+  EXPECT_EQ(world.now(), start);
+  EXPECT_EQ(link.all<PlacementReady>().size(), 2u);
+  settles = false;
+  place(2, 0, 5);  // 12 more
+  world.run_until(world.now() + 550 * kMillisecond);
+  EXPECT_EQ(shard->metrics().cold_experts, 12u - 6u);
+  EXPECT_EQ(link.all<PlacementReady>().size(), 2u);
+  place(3, 0, 6, false, true);  // somebody waits
+  world.run_until(world.now() + kMillisecond);
+  EXPECT_EQ(shard->metrics().cold_experts, 0u);
+  ASSERT_EQ(link.all<PlacementReady>().size(), 3u) << "not for the one that was overtaken";
+  EXPECT_EQ(link.all<PlacementReady>()[2].epoch, Epoch(3));
+}
+
+TEST_F(ShardTest, ReadsNothingAheadBeyondItsCapacity) {
+  make();
+  place(1, 0, 1);
+  const uint64_t one = shard->metrics().held_bytes / 3;
+  EXPECT_EQ(shard->hello().expert_bytes, one);
+  ShardOptions options;
+  options.capacity_bytes = 6 * one;
+  make(options);
+  place(1, 0, 1);
+  place(2, 1, 3);
+  EXPECT_EQ(shard->metrics().held_experts, 9u) << "with what is about to go";
+  EXPECT_EQ(shard->metrics().weight_bytes_warmed, 6 * one);
+  EXPECT_EQ(link.all<PlacementReady>().back().epoch, Epoch(2));
+  place(2, 1, 3, true);
+  EXPECT_EQ(shard->metrics().held_experts, 6u);
+  EXPECT_EQ(shard->metrics().weight_bytes_warmed, 9 * one) << "there is room now";
+}
+
+TEST_F(ShardTest, TellsTheSchedulerWhatItComputed) {
+  make();
+  place(1, 0, 10);
+  give(dispatch(kWorkerA, 1, 1, {{3, 1}, {1, 2}}));
+  give(dispatch(kWorkerB, 1, 0, {{9}}));
+  settle();
+  const auto first = link.all<ExpertLoad>();
+  ASSERT_EQ(first.size(), 1u);
+  std::vector<std::pair<uint32_t, uint64_t>> entries;
+  for (const auto& entry : first[0].entries) entries.emplace_back(entry.index, entry.count);
+  EXPECT_EQ(entries, (std::vector<std::pair<uint32_t, uint64_t>>{{9, 1}, {11, 2}, {12, 1}, {13, 1}}));
+  world.run_until(world.now() + 10 * kSecond);
+  EXPECT_EQ(link.all<ExpertLoad>().size(), 1u) << "nothing was computed since";
+  // Without a scheduler it waits for the next one.
+  shard->on_down(unavailable("gone"));
+  give(dispatch(kWorkerA, 2, 0, {{5}}));
+  settle();
+  EXPECT_EQ(link.all<ExpertLoad>().size(), 1u);
+  shard->on_message(Welcome{Incarnation(10), kSecond});
+  give(dispatch(kWorkerA, 3, 0, {{5}}));
+  settle();
+  ASSERT_EQ(link.all<ExpertLoad>().size(), 2u);
+  ASSERT_EQ(link.all<ExpertLoad>()[1].entries.size(), 1u);
+  EXPECT_EQ(link.all<ExpertLoad>()[1].entries[0].count, 2u);
 }
 
 TEST_F(ShardTest, SkipsWhatExpiredWhileItWaited) {

@@ -110,7 +110,8 @@ class Cluster {
     scheduler::SchedulerOptions options;
     options.incarnation = Incarnation(1);
     loop_ = std::make_unique<scheduler::SchedulerLoop>(options, scheduler_process_);
-    place_ = {&scheduler_process_, loop_.get()};
+    place_.process = &scheduler_process_;
+    place_.loop = loop_.get();
     add_member("attention-0", Role::kAttention);
     add_member("expert-0", Role::kExpert);
     add_member("expert-1", Role::kExpert);

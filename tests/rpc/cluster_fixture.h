@@ -206,7 +206,11 @@ class RemoteMember : public MemberHandler {
       model_ = ModelWorker(hello_.kv_blocks);  // what an older connection gave is void
       watch.change([&] { ++welcomes; });
     } else if (const auto* update = std::get_if<PlacementUpdate>(&message)) {
-      if (hello_.role == Role::kExpert) client->send(PlacementReady{update->table.epoch()});
+      if (hello_.role == Role::kAttention) {
+        client->send(Heartbeat{update->table.epoch()});
+      } else if (!update->release) {
+        client->send(PlacementReady{update->table.epoch()});
+      }
     } else if (auto* plan = std::get_if<BatchPlan>(&message)) {
       if (step_time_ == 0) return answer(*plan);
       thread.loop().post_at(thread.loop().now() + step_time_, [this, p = std::move(*plan), w = welcomes] {

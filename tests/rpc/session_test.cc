@@ -546,6 +546,43 @@ TEST_F(RawTest, StatusTellsWhatIsThere) {
   EXPECT_EQ(blocks, RemoteMember::kKvBlocks);
 }
 
+TEST_F(RawTest, ExpertsAndRebalanceAreAnswered) {
+  RemoteMember worker(scheduler.client(), Role::kAttention);
+  RemoteMember shard(scheduler.client(), Role::kExpert);
+  ASSERT_TRUE(eventually([&] { return scheduler.loop->fleet().ready; }));
+  shard.thread.loop().call([&] { shard.client->send(ExpertLoad{{{1, 5}, {9, 3}}}); });
+  const auto experts = [&](std::optional<uint32_t> layer, pb::ExpertsReply& reply) {
+    grpc::ClientContext call;
+    pb::ExpertsRequest request;
+    if (layer) request.set_layer(*layer);
+    return stub->Experts(&call, request, &reply);
+  };
+  pb::ExpertsReply all;
+  ASSERT_TRUE(eventually([&] {
+    all.Clear();
+    return experts(std::nullopt, all).ok() && all.load_size() == 16 && all.load(9) > 0;
+  }));
+  EXPECT_GT(all.load(1), all.load(9));
+  EXPECT_EQ(all.load(0), 0);
+  EXPECT_EQ(all.experts(), 8u);
+  EXPECT_EQ(all.shards_size(), 1);
+  EXPECT_EQ(all.home_begin_size(), 17);
+  EXPECT_EQ(all.home_shards_size(), 16);
+  pb::ExpertsReply one;
+  ASSERT_TRUE(experts(1, one).ok());
+  EXPECT_EQ(one.first_layer(), 1u);
+  EXPECT_EQ(one.load_size(), 8);
+  EXPECT_EQ(experts(2, one).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  pb::RebalanceRequest dry;
+  dry.set_dry_run(true);
+  pb::RebalanceReply summary;
+  grpc::ClientContext call;
+  ASSERT_TRUE(stub->Rebalance(&call, dry, &summary).ok());
+  EXPECT_EQ(summary.added(), 0u);
+  EXPECT_EQ(summary.epoch(), 0u);
+  EXPECT_NEAR(summary.busiest_before(), 1, 1e-9);
+}
+
 // Health and reflection are there for orchestrators and tools, called as those do: by name.
 TEST_F(RawTest, HealthAndReflectionAnswer) {
   auto channel = grpc::CreateChannel(scheduler.client().target, grpc::InsecureChannelCredentials());

@@ -1,6 +1,8 @@
 // Drives a SchedulerCore by hand: sessions by number, everything it says kept per session.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <deque>
 #include <map>
 #include <string>
@@ -56,6 +58,17 @@ struct Harness {
   void event(Event e, bool plan = true) {
     take(core.on_event(std::move(e), now));
     if (plan) take(core.plan(now));
+    confirm(plan);
+  }
+  // Workers tell which placement they use.
+  void confirm(bool plan = true) {
+    while (workers_confirm && !confirms.empty()) {
+      const auto [session, epoch] = confirms.front();
+      confirms.pop_front();
+      if (closed.contains(session)) continue;
+      take(core.on_event(MemberMessage{session, Heartbeat{epoch}}, now));
+      if (plan) take(core.plan(now));
+    }
   }
   void advance(Nanos by) {
     const TimePoint end = now + by;
@@ -83,7 +96,11 @@ struct Harness {
     ready_all();
     return session;
   }
+  // Shards get ready for what they are to prepare, and for what follows it.
   void ready_all() {
+    for (int change = 0; change < 8 && !to_prepare.empty(); ++change) ready_once();
+  }
+  void ready_once() {
     for (const auto& [session, table] : std::exchange(to_prepare, {})) {
       if (!closed.contains(session)) event(MemberMessage{session, PlacementReady{table.epoch()}});
     }
@@ -152,7 +169,11 @@ struct Harness {
       workers.at(a.session).plans.push_back(std::move(*plan));
     if (auto* update = std::get_if<PlacementUpdate>(&a.message)) {
       if (workers.contains(a.session)) {
+        EXPECT_GT(update->table.epoch(), workers.at(a.session).placement.epoch());
         workers.at(a.session).placement = update->table;
+        confirms.emplace_back(a.session, update->table.epoch());
+      } else if (update->release) {
+        released[a.session] = update->table;
       } else {
         to_prepare[a.session] = update->table;
       }
@@ -177,6 +198,8 @@ struct Harness {
   }
   void on(ReportStall& a) { stalls.push_back(a); }
   void on(ReplyDrain& a) { drain_replies[a.ticket] = a.status; }
+  void on(ReplyRebalance& a) { rebalance_replies.emplace(a.ticket, a.result); }
+  void on(Note& a) { notes.push_back(a.event + ": " + a.detail); }
   void on(SendTokens& a) {
     GatewaySide& side = gateways[a.gateway];
     const auto key = std::pair(a.event.request, a.event.choice);
@@ -207,9 +230,14 @@ struct Harness {
   std::map<SessionId, WorkerSide> workers;
   std::map<SessionId, GatewaySide> gateways;
   std::map<SessionId, PlacementTable> to_prepare;
+  std::map<SessionId, PlacementTable> released;  // the last table with which a shard was told to let go
+  bool workers_confirm = true;
+  std::deque<std::pair<SessionId, Epoch>> confirms;
   std::map<SessionId, int> welcomes;
   std::map<SessionId, int> drained;
   std::map<uint64_t, Status> drain_replies;
+  std::map<uint64_t, StatusOr<RebalanceSummary>> rebalance_replies;
+  std::vector<std::string> notes;
   std::map<SessionId, std::string> refusals;
   std::map<SessionId, Status> closed;
   std::vector<ReportStall> stalls;

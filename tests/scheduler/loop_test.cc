@@ -63,7 +63,11 @@ class FakeMember : public MemberHandler {
   Hello hello() override { return hello_; }
   void on_message(ToMember message) override {
     if (const auto* update = std::get_if<PlacementUpdate>(&message)) {
-      if (hello_.role == Role::kExpert) link_->send(PlacementReady{update->table.epoch()});
+      if (hello_.role == Role::kAttention) {
+        link_->send(Heartbeat{update->table.epoch()});
+      } else if (!update->release) {
+        link_->send(PlacementReady{update->table.epoch()});
+      }
     } else if (const auto* plan = std::get_if<BatchPlan>(&message)) {
       link_->send(model_.run(*plan));
     } else if (std::holds_alternative<Refusal>(message)) {

@@ -88,6 +88,7 @@ TEST(ClusterSim, AKilledShardCostsNoStreamAToken) {
 TEST(ClusterSim, AShardThatStopsSilentlyIsFoundAndReplaced) {
   ClusterConfig config;
   config.seed = 5;
+  config.scheduler.min_replicas = 1;  // what runs waits for its replacement
   ClusterSim cluster(config);
   ASSERT_TRUE(cluster.run_ready()) << cluster.violation();
   const auto streams = submit_sixteen(cluster);

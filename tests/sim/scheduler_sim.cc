@@ -260,6 +260,8 @@ void SchedulerSim::do_action(SendMember& action) {
   }
   if (!session.alive) return;
   Node& node = *session.node;
+  const auto* update = std::get_if<PlacementUpdate>(&action.message);
+  if (update != nullptr && update->release) check_release(node, update->table);
   session.down_at = std::max(session.down_at, now_ + between(kMicrosecond, 3 * kMillisecond));
   at(session.down_at, [this, &node, id = action.session, message = std::move(action.message)]() mutable {
     if (node.session != id) return;
@@ -325,6 +327,8 @@ void SchedulerSim::do_action(ReplySubmit& action) {
 void SchedulerSim::do_action(ReplyDrain& action) {
   count(action.status.ok() ? "drain taken" : "drain refused");
 }
+
+void SchedulerSim::do_action(Note& action) { count(action.event); }
 
 void SchedulerSim::do_action(SendTokens& action) {
   const TokenEvent& event = action.event;

@@ -76,10 +76,13 @@ class SchedulerSim {
   void do_action(SendFleet& action);
   void do_action(ReplyAdopt& action);
   void do_action(ReportStall& action);
+  void do_action(ReplyRebalance&) {}
+  void do_action(Note& action);
   void check_core();
 
   // --- members
   Node& add_node(Role role, const std::string& name);
+  void check_release(const Node& shard, const PlacementTable& released);
   void connect(Node& node);
   void disconnect(Node& node);
   void crash(Node& node);

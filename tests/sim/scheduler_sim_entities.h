@@ -26,6 +26,7 @@ struct SchedulerSim::Node {
   std::deque<BatchPlan> plans;
   bool busy = false;
   Epoch epoch;
+  PlacementTable table;  // workers: the last one given
 };
 
 struct SchedulerSim::Client {

@@ -61,6 +61,8 @@ void SchedulerSim::disconnect(Node& node) {
   if (!node.session) return;
   sessions_.at(node.session).alive = false;
   node.session = {};
+  node.epoch = Epoch();
+  node.table = PlacementTable();
   node.inbox.clear();
   ++node.life;
   if (!random_.chance(0.2))
@@ -128,10 +130,16 @@ void SchedulerSim::node_receives(Node& node, ToMember message) {
     }
     run_next_plan(node);
   } else if (const auto* update = std::get_if<PlacementUpdate>(&message)) {
-    if (update->table.epoch() <= node.epoch) violate("placements went back");
+    const Epoch epoch = update->table.epoch();
+    if (update->release ? epoch < node.epoch : epoch <= node.epoch) violate("placements went back");
     if (!update->table.validate().ok()) violate("a placement is invalid");
-    node.epoch = update->table.epoch();
-    if (node.role == Role::kExpert) {
+    node.epoch = epoch;
+    if (update->release) {
+      count("experts released");
+      if (node.role == Role::kAttention) violate("a worker is told to release experts");
+    } else if (node.role == Role::kAttention) {
+      node.table = update->table;
+    } else if (node.role == Role::kExpert) {
       const Nanos load = random_.chance(0.02) ? 5 * kSecond : between(kMillisecond, 100 * kMillisecond);
       node_later(node, load, [this, &node, epoch = node.epoch, session = node.session] {
         if (node.session == session) send_up(node, PlacementReady{epoch});
@@ -139,6 +147,7 @@ void SchedulerSim::node_receives(Node& node, ToMember message) {
     }
   } else if (std::holds_alternative<Welcome>(message)) {
     node.epoch = Epoch();
+    node.table = PlacementTable();
     count("welcomed");
   } else if (const auto* refusal = std::get_if<Refusal>(&message)) {
     if (refusal->code != StatusCode::kFailedPrecondition) violate("refused: " + refusal->reason);
@@ -153,6 +162,24 @@ void SchedulerSim::node_receives(Node& node, ToMember message) {
     after(0, [this, session, life = scheduler_life_] {
       if (life == scheduler_life_) to_core(MemberLost{session, unavailable("the member left")});
     });
+  }
+}
+
+// No shard may let go of what a worker that the scheduler knows may ask it for.
+void SchedulerSim::check_release(const Node& shard, const PlacementTable& released) {
+  const int stays = released.find_shard(shard.incarnation);
+  for (const Node& worker : nodes_) {
+    if (worker.role != Role::kAttention || !worker.session || !sessions_.at(worker.session).alive) continue;
+    const int asked = worker.table.find_shard(shard.incarnation);
+    for (uint32_t i = 0; asked >= 0 && i < worker.table.layers() * worker.table.experts(); ++i) {
+      const uint32_t layer = i / worker.table.experts(), expert = i % worker.table.experts();
+      const auto has = [&](const PlacementTable& table, int index) {
+        const auto& homes = table.homes(layer, expert);
+        return std::count(homes.begin(), homes.end(), index) > 0;
+      };
+      if (has(worker.table, asked) && (stays < 0 || !has(released, stays)))
+        return violate(shard.name + " is told to release what " + worker.name + " may ask it for");
+    }
   }
 }
 

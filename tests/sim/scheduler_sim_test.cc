@@ -80,6 +80,8 @@ TEST(SchedulerSim, HoldsItsRulesUnderFaults) {
                            "drain refused",
                            "drain taken",
                            "shard drained",
+                           "experts released",
+                           "preparing a placement",
                            "worker drained",
                            "shard crashed",
                            "silent crash",

@@ -129,6 +129,7 @@ void SimLink::block(TimePoint until) {
 
 void SimLink::reset() {
   state_->down->clear();
+  state_->up->clear();  // a later scheduler numbers its sessions anew
   state_->member.post([state = state_, connection = state_->connections] {
     state->on_close(connection, unavailable("connection reset"));
   });
