@@ -69,6 +69,13 @@ class RouterMetrics {
                                          "From a request's arrival to its first token");
     duration_ = &registry_->histogram("conclave_router_request_duration_seconds",
                                       "From a request's arrival to its end");
+    token_gap_ =
+        &registry_->histogram("conclave_router_time_per_output_token_seconds",
+                              "From a request's first token to its end, by the tokens after the first");
+    prompt_lengths_ = &registry_->histogram("conclave_router_request_prompt_tokens",
+                                            "Prompt tokens of a request", {}, length_buckets());
+    generated_lengths_ = &registry_->histogram("conclave_router_request_generated_tokens",
+                                               "Generated tokens of a request", {}, length_buckets());
   }
 
   void answered(std::string_view protocol, std::string_view route, int code) {
@@ -93,16 +100,32 @@ class RouterMetrics {
     prompt_tokens_->add(summary.usage.prompt_tokens);
     generated_tokens_->add(summary.usage.completion_tokens);
     duration_->observe(static_cast<double>(summary.total) / kSecond);
-    if (summary.to_first_token >= 0)
-      first_token_->observe(static_cast<double>(summary.to_first_token) / kSecond);
+    prompt_lengths_->observe(summary.usage.prompt_tokens);
+    generated_lengths_->observe(summary.usage.completion_tokens);
+    if (summary.to_first_token < 0) return;
+    first_token_->observe(static_cast<double>(summary.to_first_token) / kSecond);
+    // Choices of one request get their tokens side by side.
+    const double steps = static_cast<double>(summary.usage.completion_tokens) / summary.choices - 1;
+    if (steps >= 1)
+      token_gap_->observe(static_cast<double>(summary.total - summary.to_first_token) / kSecond / steps);
   }
 
  private:
+  // 1 to 262,144 tokens, by powers of two.
+  static std::vector<double> length_buckets() {
+    std::vector<double> out;
+    for (int power = 0; power <= 18; ++power) out.push_back(1 << power);
+    return out;
+  }
+
   MetricsRegistry* const registry_;
   Counter* prompt_tokens_ = nullptr;
   Counter* generated_tokens_ = nullptr;
   Histogram* first_token_ = nullptr;
   Histogram* duration_ = nullptr;
+  Histogram* token_gap_ = nullptr;
+  Histogram* prompt_lengths_ = nullptr;
+  Histogram* generated_lengths_ = nullptr;
 };
 
 class RouterServerImpl : public RouterServer {
@@ -301,6 +324,8 @@ class RouterServerImpl : public RouterServer {
                  static_cast<double>(warm_up_.attempts()));
     sink.gauge("conclave_router_warm_up_seconds", "What the last warm-up token took",
                static_cast<double>(warm_up_.last_duration()) / kSecond);
+    sink.gauge("conclave_router_ready_info", "1 while requests are answered, 0 while /readyz says no",
+               readiness().ready() ? 1 : 0);
     const door::FrontDoorCounts door = door_->counts();
     reached("rate_limit", door.rate_limited);
     sink.gauge("conclave_router_api_keys", "API keys in use", static_cast<double>(door.keys));

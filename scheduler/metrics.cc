@@ -88,6 +88,8 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
   blocks("used", m.kv_blocks_used);
   blocks("cached", m.kv_blocks_cached);
   blocks("reserved", m.kv_blocks_reserved);
+  sink.gauge("conclave_scheduler_kv_usage_ratio", "KV pages in use of all pages",
+             m.kv_blocks_total == 0 ? 0 : number(m.kv_blocks_used) / number(m.kv_blocks_total));
   gauge("conclave_scheduler_kv_evictions", "Cached pages given up for room, of the workers of now",
         m.kv_evictions);
 }

@@ -25,6 +25,7 @@
 #include "libs/config/schema.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/telemetry/log.h"
+#include "libs/telemetry/process_metrics.h"
 
 #ifndef CONCLAVE_VERSION
 #error "the build must define CONCLAVE_VERSION"
@@ -75,6 +76,7 @@ uint32_t compute_threads(uint32_t configured) {
 }
 
 Status Service::start_ops(const std::string& listen, const std::string& key) {
+  process_metrics_ = export_process(metrics_, CONCLAVE_VERSION, role_);
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;
   hooks.startup = &startup_;

@@ -83,6 +83,7 @@ class Service {
   MetricsRegistry metrics_;
   StartupProgress startup_;
   std::shared_ptr<ServiceState> state_;
+  std::unique_ptr<MetricsRegistry::CollectorHandle> process_metrics_;
   std::unique_ptr<OpsServer> ops_;
   std::vector<std::pair<std::string, std::string>> addresses_;
 };

@@ -141,7 +141,8 @@ bool ends_with_word(std::string_view name, std::string_view word) {
 }  // namespace
 
 bool valid_metric_name(std::string_view name, bool is_counter) {
-  if (!name.starts_with("conclave_") || name.find("__") != std::string_view::npos) return false;
+  if (!name.starts_with("conclave_") && !name.starts_with("process_")) return false;
+  if (name.find("__") != std::string_view::npos) return false;
   if (!std::all_of(name.begin(), name.end(),
                    [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; }))
     return false;
@@ -154,7 +155,7 @@ bool valid_metric_name(std::string_view name, bool is_counter) {
     if (ends_with_word(name, wrong)) return false;
   const size_t last = name.rfind('_');
   const std::string_view unit = name.substr(last + 1);
-  if (last < std::string_view("conclave").size()) return false;
+  if (last == std::string_view::npos) return false;
   return unit == "ratio" || unit == "info" || (unit.size() > 1 && unit.ends_with('s'));
 }
 

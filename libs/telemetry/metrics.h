@@ -1,6 +1,7 @@
 // Counters, gauges and histograms of one process, exposed in the Prometheus text format. Names are
-// conclave_<what>_<unit>[_total] (counters end in _total); units are plural words or "ratio" and "info", and
-// times are in seconds. A name, label or type that breaks the rules is our own bug and fails a CHECK.
+// conclave_<what>_<unit>[_total] (counters end in _total), or process_... for what every process has; units
+// are plural words or "ratio" and "info", and times are in seconds. A name, label or type that breaks the
+// rules is our own bug and fails a CHECK.
 //
 // Metrics never fail a request: a counter that would go down ignores the change.
 #pragma once

@@ -39,7 +39,10 @@ ClusterSim::ClusterSim(const ClusterConfig& config)
       hub_(std::make_shared<LoopbackHub>()) {
   hub_->set_delay_model(
       [this](Incarnation from, Incarnation to, uint64_t bytes) { return data_delay(from, to, bytes); });
-  place_.on_closed = [this](Incarnation member) { dead_.insert(member); };
+  place_.on_closed = [this](Incarnation member, const Status& cause) {
+    dead_.insert(member);
+    last_closed_ = message_of(cause);
+  };
   start_scheduler();
   for (uint32_t i = 0; i < config_.routers; ++i) start_router(routers_.emplace_back(), {});
   for (uint32_t i = 0; i < config_.workers; ++i) start(add(Role::kAttention));
@@ -181,7 +184,7 @@ void ClusterSim::check() {
   }
   if (!loop_ || ++events_ % config_.audit_every != 0) return;
   if (const Status audit = loop_->audit(); !audit.ok()) violate(message_of(audit));
-  if (loop_->metrics().protocol_violations != 0) violate("a worker broke the protocol");
+  if (loop_->metrics().protocol_violations != 0) violate("a member broke the protocol: " + last_closed_);
 }
 
 std::string ClusterSim::pending() const {

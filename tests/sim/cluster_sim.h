@@ -133,12 +133,12 @@ class ClusterSim {
   SimExecutor& supervisor_;
   std::shared_ptr<LoopbackHub> hub_;
   SchedulerPlace place_;
-  uint64_t scheduler_life_ = 0;
   std::unique_ptr<SchedulerLoop> loop_;  // null while it is down
   std::deque<Process> processes_;
   std::deque<Router> routers_;
   std::map<Incarnation, Process*> by_incarnation_;  // of every life
   std::set<Incarnation> dead_;                      // to the scheduler of now
+  std::string last_closed_;                         // why it ended a member's session last
   std::vector<Cut> cuts_;
   bool healed_ = false;
   uint64_t next_incarnation_ = 1;

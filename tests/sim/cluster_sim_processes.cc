@@ -18,7 +18,7 @@ kernels::Context sim_kernels() {
 }  // namespace
 
 void ClusterSim::start_scheduler() {
-  ++scheduler_life_;
+  ++place_.life;
   dead_.clear();  // it knows nobody
   SchedulerOptions options = config_.scheduler;
   options.incarnation = Incarnation(next_incarnation_++);
@@ -60,8 +60,8 @@ void ClusterSim::kill_router(uint32_t index) {
   world_.kill(*router.process);
   router.waiting = router.gateway->release();
   router.gateway.reset();
-  supervisor_.post_at(world_.now() + kMillisecond, [this, session, life = scheduler_life_] {
-    if (session && loop_ && life == scheduler_life_)
+  supervisor_.post_at(world_.now() + kMillisecond, [this, session, life = place_.life] {
+    if (session && loop_ && life == place_.life)
       loop_->gateway_closed(session, unavailable("connection reset"));
   });
   supervisor_.post_at(world_.now() + config_.restart_after, [this, &router] {
@@ -78,8 +78,8 @@ const Streams& ClusterSim::streams(const Router& router) const {
 void ClusterSim::tell_lost(const Process& process, SessionId session, Nanos delay) {
   if (!session) return;
   supervisor_.post_at(world_.now() + delay,
-                      [this, session, incarnation = process.incarnation, life = scheduler_life_] {
-                        if (!loop_ || life != scheduler_life_) return;
+                      [this, session, incarnation = process.incarnation, life = place_.life] {
+                        if (!loop_ || life != place_.life) return;
                         dead_.insert(incarnation);
                         loop_->member_closed(session, unavailable("connection reset"));
                       });

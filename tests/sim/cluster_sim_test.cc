@@ -95,8 +95,9 @@ TEST(ClusterSim, AShardThatStopsSilentlyIsFoundAndReplaced) {
   cluster.pause("expert-1", 20 * kSecond);
   ASSERT_TRUE(cluster.run_streams(15 * kSecond)) << cluster.violation();  // before it goes on
   expect_undisturbed(streams);
+  cluster.run_for(15 * kSecond);
   EXPECT_EQ(cluster.scheduler().metrics().members_lost, 1u);
-  cluster.run_for(20 * kSecond);  // it goes on, learns that it was declared dead, and joins anew
+  cluster.run_for(10 * kSecond);  // it goes on, learns that it was declared dead, and joins anew
   EXPECT_TRUE(cluster.up("expert-1"));
   expect_all_free(cluster);
 }

@@ -33,7 +33,7 @@ struct SimLink::State : std::enable_shared_from_this<State> {
     if (!alive || !session) return;
     up->carry(member,
               [this, self = shared_from_this(), connection = connections, message = std::move(message)] {
-                if (place.loop != nullptr && connection == connections && session) {
+                if (place.loop != nullptr && place.life == life && connection == connections && session) {
                   place.loop->on_member_message(session, message);
                 }
               });
@@ -63,6 +63,7 @@ struct SimLink::State : std::enable_shared_from_this<State> {
   const Incarnation incarnation = handler.hello().incarnation;
   bool alive = true;
   uint64_t connections = 0;
+  uint64_t life = 0;  // the scheduler's of the connection
   SessionId session;
   std::shared_ptr<SimPipe> up = std::make_shared<SimPipe>(world);
   std::shared_ptr<SimPipe> down = std::make_shared<SimPipe>(world);
@@ -78,7 +79,7 @@ class SimLink::Session : public MemberSession {
     });
   }
   void close(const Status& cause) override {
-    if (state_->alive && state_->place.on_closed) state_->place.on_closed(state_->incarnation);
+    if (state_->alive && state_->place.on_closed) state_->place.on_closed(state_->incarnation, cause);
     post([connection = connection_, cause](State& s) { s.on_close(connection, cause); });
   }
 
@@ -99,6 +100,7 @@ void SimLink::State::connect() {
     member.post_at(world.now() + kReconnect, [self = shared_from_this()] { self->connect(); });
     return;
   }
+  life = place.life;
   session = place.loop->member_connected(std::make_shared<Session>(shared_from_this(), ++connections));
   send_up(handler.hello());
   heartbeat(connections);
@@ -143,7 +145,8 @@ struct SimGateway::State : std::enable_shared_from_this<State> {
   void send_up(std::function<void(SchedulerLoop&, SessionId)> act) {
     if (!alive || !session) return;
     up->carry(process, [this, self = shared_from_this(), connection = connections, act = std::move(act)] {
-      if (place.loop != nullptr && connection == connections && session) act(*place.loop, session);
+      if (place.loop != nullptr && place.life == life && connection == connections && session)
+        act(*place.loop, session);
     });
   }
   void send_submit(const Stream& stream) {
@@ -195,6 +198,7 @@ struct SimGateway::State : std::enable_shared_from_this<State> {
   SimExecutor& process;
   bool alive = true;
   uint64_t connections = 0;
+  uint64_t life = 0;  // the scheduler's of the connection
   SessionId session;
   Streams streams;
   std::string fault;
@@ -242,6 +246,7 @@ void SimGateway::State::connect() {
   }
   Hello hello;
   hello.name = "router";
+  life = place.life;
   session =
       place.loop->gateway_connected(std::make_shared<Session>(shared_from_this(), ++connections), hello);
   for (const auto& [id, stream] : streams) {

@@ -22,8 +22,9 @@ namespace conclave::scheduler {
 struct SchedulerPlace {
   SimExecutor* process = nullptr;
   SchedulerLoop* loop = nullptr;  // null while it is down
+  uint64_t life = 0;              // a session is of one life; its number may come again in another
   // Told when the scheduler ends a member's session: it is dead to it.
-  std::function<void(Incarnation)> on_closed;
+  std::function<void(Incarnation, const Status& cause)> on_closed;
 };
 
 // One direction of a connection. Each timer delivers the front message, so a stopped sender keeps their

@@ -6,6 +6,7 @@
 #include "libs/telemetry/log.h"
 #include "libs/telemetry/metrics.h"
 #include "libs/telemetry/ops_server.h"
+#include "libs/telemetry/process_metrics.h"
 #include "tests/router/raw_http.h"
 
 namespace conclave {
@@ -68,6 +69,38 @@ TEST(Metrics, NamesFollowTheRule) {
   EXPECT_FALSE(valid_metric_name("conclave_Bytes", false));
   EXPECT_FALSE(valid_metric_name("conclave__bytes", false));
   EXPECT_FALSE(valid_metric_name("conclave_total", true));
+  EXPECT_FALSE(valid_metric_name("process_total", true));
+  EXPECT_TRUE(valid_metric_name("process_cpu_seconds_total", true));
+}
+
+double value_of(const std::string& text, const std::string& name) {
+  const size_t at = text.find("\n" + name + " ");
+  return at == std::string::npos ? -1 : std::stod(text.substr(at + name.size() + 2));
+}
+
+TEST(Metrics, TheProcessSaysWhatItIsAndUses) {
+  MetricsRegistry registry;
+  const auto exported = export_process(registry, "1.2.3", "tester");
+  const std::string text = registry.expose();
+  EXPECT_THAT(text, HasSubstr("role=\"tester\""));
+  EXPECT_THAT(text, HasSubstr("version=\"1.2.3\""));
+  EXPECT_GE(value_of(text, "process_threads"), 1);
+  EXPECT_GT(value_of(text, "process_resident_memory_bytes"), 100'000);
+  EXPECT_GT(value_of(text, "process_virtual_memory_bytes"), value_of(text, "process_resident_memory_bytes"));
+  EXPECT_GE(value_of(text, "process_open_fds"), 0);
+  EXPECT_GT(value_of(text, "process_max_fds"), value_of(text, "process_open_fds"));
+  const double now = static_cast<double>(time(nullptr));
+  EXPECT_LE(value_of(text, "process_start_time_seconds"), now + 60);
+  EXPECT_GT(value_of(text, "process_start_time_seconds"), now - 24 * 3600);
+  EXPECT_EQ(value_of(registry.expose(), "process_start_time_seconds"),
+            value_of(text, "process_start_time_seconds"));
+  // Work shows in the processor's time.
+  const double used = value_of(text, "process_cpu_seconds_total");
+  EXPECT_GE(used, 0);
+  volatile uint64_t sum = 0;
+  const clock_t end = clock() + CLOCKS_PER_SEC / 20;
+  while (clock() < end) sum = sum + 1;
+  EXPECT_GT(value_of(registry.expose(), "process_cpu_seconds_total"), used);
 }
 
 TEST(Metrics, ExposesWhatWasCounted) {

@@ -1,0 +1,100 @@
+"""docs/metrics.md out of a live scrape of every role.
+
+usage: reference.py ROOT BINARIES      writes the page
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+from cluster import Cluster, eventually
+
+ORDER = ("router", "scheduler", "attention", "expert")
+HEAD = """# Metrics
+
+Every process serves `/metrics` on its `ops_listen` ([config.md](config.md)), in the Prometheus text format. This page is made from
+a scrape of a running cluster and checked against one by `tests/observability`; after a change:
+`python3 tests/observability/reference.py . build/release/bin`.
+
+Names are `conclave_<role>_<what>_<unit>`, counters end in `_total`, times are in seconds. Labels have few values, none of them
+made by clients. Alerts and dashboards: `deploy/prometheus`, `deploy/grafana`; what to do when: [runbooks](runbooks/README.md).
+
+The model-server protocol of the Gateway API Inference Extension asks for three figures: requests waiting
+(`conclave_scheduler_waiting_requests`), running (`conclave_scheduler_running_requests`) and the use of the KV cache
+(`conclave_scheduler_kv_usage_ratio`).
+"""
+SECTIONS = {
+    frozenset(["router"]): "Router",
+    frozenset(["scheduler"]): "Scheduler",
+    frozenset(["attention"]): "Attention workers",
+    frozenset(["expert"]): "Expert shards",
+    frozenset(["attention", "expert"]): "Workers and shards",
+    frozenset(ORDER): "Every process",
+}
+
+
+def parse(text):
+    """{name: [type, help, labels]} of one scrape."""
+    out = {}
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name, help_text = line[7:].split(" ", 1)
+            out[name] = ["", help_text, set()]
+        elif line.startswith("# TYPE "):
+            name, kind = line[7:].split(" ", 1)
+            out[name][0] = kind
+        elif line:
+            sample = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", line)
+            name = sample[1] if sample[1] in out else re.sub(r"_(bucket|sum|count)$", "", sample[1])
+            out[name][2].update(set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', sample[2] or "")) - {"le"})
+    return out
+
+
+def page(scrapes):
+    """The page's text; `scrapes` is {role: text}."""
+    merged = {}
+    for role in ORDER:
+        for name, (kind, help_text, labels) in parse(scrapes[role]).items():
+            entry = merged.setdefault(name, [kind, help_text, set(), set()])
+            if entry[:2] != [kind, help_text]:
+                raise ValueError(f"{name}: roles disagree about its type or meaning: {entry[:2]}, {[kind, help_text]}")
+            entry[2] |= labels
+            entry[3].add(role)
+    out = [HEAD]
+    groups = {}
+    for name, entry in merged.items():
+        groups.setdefault(frozenset(entry[3]), []).append((name, entry))
+    known = list(SECTIONS)
+    for roles in sorted(groups, key=lambda r: (known.index(r) if r in known else len(known), sorted(r))):
+        out += [f"## {SECTIONS.get(roles, ', '.join(sorted(roles)))}", "", "| name | type | labels | role | meaning |", "|---|---|---|---|---|"]
+        for name, (kind, help_text, labels, _) in sorted(groups[roles]):
+            out.append(f"| `{name}` | {kind} | {', '.join(f'`{x}`' for x in sorted(labels))} | "
+                       f"{', '.join(r for r in ORDER if r in roles)} | {help_text} |")
+        out.append("")
+    return "\n".join(out)
+
+
+def scrape(cluster):
+    """After an answer, so that the metrics of answers are there."""
+    def whole():
+        scrapes = {role: cluster.metrics(next(n for n in cluster.names if n.startswith(role))) for role in ORDER}
+        return "conclave_router_requests_total{" in scrapes["router"] and scrapes
+    status, body = cluster.ask("3 4 5 6", max_tokens=4)
+    if status != 200:
+        raise RuntimeError(f"{status}: {body}")
+    return eventually(whole, 20, "the metrics of a request")
+
+
+def main():
+    root, binaries = pathlib.Path(sys.argv[1]), sys.argv[2]
+    with tempfile.TemporaryDirectory() as scratch, Cluster(binaries, root / "models/demo-m2", scratch) as cluster:
+        cluster.start()
+        text = page(scrape(cluster))
+    path = root / "docs/metrics.md"
+    path.write_text(text)
+    print(f"{path}: {text.count(chr(10) + '| `')} metrics")
+
+
+if __name__ == "__main__":
+    main()
