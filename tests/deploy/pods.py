@@ -36,6 +36,10 @@ for link in bin sbin lib lib64; do ln -s "usr/$link" "$link"; done
 mount --bind /usr usr; mount -o remount,bind,ro usr
 mount --rbind /proc proc; mount --rbind /dev dev
 mount -t sysfs -o ro sysfs sys  # of this network: UCX finds eth0 there
+for i in $(seq 3000); do  # the kernel says that a link is up a little after it is
+  [ "$(cat sys/class/net/eth0/operstate)" = up ] && break
+  sleep 0.02
+done
 cp /etc/ld.so.cache /etc/nsswitch.conf /etc/host.conf etc/ 2>/dev/null || true
 cp "$POD_FILES/hosts" etc/hosts
 mount --bind "$BIN_DIR" opt/conclave/bin; mount -o remount,bind,ro opt/conclave/bin
