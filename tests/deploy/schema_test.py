@@ -24,8 +24,11 @@ OTHERS = {
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BEHAVIOR}}},
     ("monitoring.coreos.com/v1", "ServiceMonitor"): {
         "selector": {"matchLabels": None}, "targetLabels": None,
-        "endpoints": [{"port": None, "path": None, "interval": None, "scrapeTimeout": None}]},
-    ("monitoring.coreos.com/v1", "PrometheusRule"): {"groups": None},
+        "endpoints": [{"port": None, "path": None, "interval": None, "scrapeTimeout": None,
+                       "relabelings": [{"sourceLabels": None, "targetLabel": None, "replacement": None}]}]},
+    ("monitoring.coreos.com/v1", "PrometheusRule"): {
+        "groups": [{"name": None, "rules": [{"alert": None, "record": None, "expr": None, "for": None, "labels": None,
+                                             "annotations": None}]}]},
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): {
         "parentRefs": PARENT,
         "rules": [{"matches": [{"path": {"type": None, "value": None}}], "timeouts": {"request": None, "backendRequest": None},

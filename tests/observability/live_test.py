@@ -65,12 +65,20 @@ def check_metrics(cluster):
 
 
 def check_reference(root, cluster):
-    page = reference.page(reference.scrape(cluster))
     committed = (root / "docs/metrics.md").read_text()
-    if page != committed:
+    page = ""
+
+    def is_current():
+        nonlocal page
+        page = reference.page(reference.scrape(cluster))
+        return page == committed
+
+    def difference():
         old, new = set(committed.splitlines()), set(page.splitlines())
-        raise Failure("docs/metrics.md is not what the cluster serves; run tests/observability/reference.py:\n" +
-                      "\n".join([f"- {line}" for line in sorted(old - new)] + [f"+ {line}" for line in sorted(new - old)]))
+        return ("docs/metrics.md as the cluster serves it; run tests/observability/reference.py:\n" +
+                "\n".join([f"- {line}" for line in sorted(old - new)] + [f"+ {line}" for line in sorted(new - old)]))
+    reference.answer(cluster)
+    eventually(is_current, 30, difference)
 
 
 def query(prometheus, expression):

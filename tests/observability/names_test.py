@@ -9,6 +9,7 @@ import sys
 import unittest
 
 import observability
+import yaml
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else ".")
 
@@ -61,6 +62,15 @@ class Rules(unittest.TestCase):
             self.assertEqual(re.findall(r"^## (.*)$", text, re.MULTILINE),
                              ["What it means", "How to look", "What to do"], name)
             self.assertIn(f"| [{name}]({name}.md) | {rule['labels']['severity']} |", index)
+
+    def test_the_rules_for_kubernetes_are_the_same(self):
+        sys.path.insert(0, str(ROOT / "deploy/prometheus"))
+        import kubernetes
+        self.assertEqual(kubernetes.TARGET.read_text(), kubernetes.text(), "run deploy/prometheus/kubernetes.py")
+        written = yaml.safe_load(kubernetes.text())["spec"]["groups"]
+        self.assertEqual([rule for group in written for rule in group["rules"]], observability.rules(ROOT))
+        monitor = (kubernetes.TARGET.parent / "service-monitor.yaml").read_text()
+        self.assertIn("targetLabel: job\n          replacement: conclave-$1", monitor)
 
     def test_runbooks_speak_of_metrics_and_settings_that_exist(self):
         config = (ROOT / "docs/config.md").read_text()
