@@ -71,7 +71,8 @@ def healthy():
         out[f"conclave_scheduler_{name}_total{{{scheduler}}}"] = flat(0)
     for name, count in (("accepted_requests", 18), ("sampled_tokens", 900), ("admitted_tokens", 400)):
         out[f"conclave_scheduler_{name}_total{{{scheduler}}}"] = rising(count)
-    for name, value in (("workers", 1), ("shards", 2), ("waiting_requests", 0), ("kv_usage_ratio", 0.5)):
+    for name, value in (("workers", 1), ("shards", 2), ("waiting_requests", 0), ("kv_usage_ratio", 0.5),
+                        ("short_experts", 0)):
         out[f"conclave_scheduler_{name}{{{scheduler}}}"] = flat(value)
     out[f"conclave_attention_connected_shards{{{attention}}}"] = flat(2)
     for name, count in (("dispatches", 1000), ("dispatched_items", 8000), ("retried_items", 0), ("holds", 0),
@@ -207,6 +208,9 @@ SCENARIOS = [
     ("rows found no home for a moment", attention("holds_total", "0x10 3x100"), {5: [], 8: [], 25: []}),
     ("experts are missing", attention("missing_items_total", "0x10 0+9x100"),
      {9: [], 12: ["ConclavePlacementIncomplete"]}),
+    ("experts have too few homes", scheduler("short_experts", stepping(0, 5, flat(7))),
+     {9: [], 12: ["ConclavePlacementIncomplete"]}),
+    ("experts move", scheduler("short_experts", "0x10 7x4 0x100"), {6: [], 12: []}),
     ("experts were missing while they moved", attention("missing_items_total", "0x10 9x100"), {9: [], 12: [], 25: []}),
     ("many rows are sent again", attention("retried_items_total", rising(800)), {1: [], 5: ["ConclaveRetryStorm"]}),
     ("some rows are sent again", attention("retried_items_total", rising(300)), {25: []}),
