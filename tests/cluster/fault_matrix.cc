@@ -11,6 +11,7 @@ namespace conclave {
 namespace {
 
 constexpr uint32_t kStreams = 32;
+constexpr size_t kLongPrompt = 128;
 constexpr Nanos kReady = 60 * kSecond;
 constexpr Nanos kEnd = 180 * kSecond;  // for the streams after the fault; only bounds a failing cell
 constexpr Nanos kSettled = 60 * kSecond;
@@ -56,7 +57,8 @@ StatusOr<std::unique_ptr<FaultMatrix>> FaultMatrix::start(const FaultCell& first
           complete(out->cluster_->http_address(), i, static_cast<uint32_t>(out->expected_[i].size()), false));
     }
   }
-  // Some traffic first: what is made once stays.
+  if (!out->cluster_->wait_ready()) return unavailable(out->cluster_->gateway->fleet().not_ready);
+  RETURN_IF_ERROR(out->warm_up());
   Load load(*out->cluster_->gateway, out->expected_, {.concurrency = kStreams});
   if (!out->keeper_->tend_until([&] { return load.report().completed >= kStreams; }, kReady)) {
     return unavailable("the cluster serves nothing: " + out->cluster_->gateway->fleet().not_ready);
@@ -68,6 +70,21 @@ StatusOr<std::unique_ptr<FaultMatrix>> FaultMatrix::start(const FaultCell& first
 }
 
 FaultMatrix::~FaultMatrix() = default;
+
+Status FaultMatrix::warm_up() {
+  std::vector<pid_t> now;
+  for (const auto& [name, held] : keeper_->holdings()) now.push_back(held.pid);
+  if (now == warm_) return OkStatus();
+  warm_ = now;
+  std::vector<std::shared_ptr<PendingCompletion>> prompts;
+  for (uint32_t i = 0; i < kStreams * cluster_->shape().workers; ++i) {
+    AcceptedRequest request = numbered_request(i, 1);
+    while (request.prompt.size() < kLongPrompt) request.prompt.push_back(i);
+    prompts.push_back(cluster_->submit(std::move(request)));
+  }
+  for (const auto& prompt : prompts) RETURN_IF_ERROR(prompt->wait(kReady).status());
+  return OkStatus();
+}
 
 // One cell from its start to its end.
 struct FaultMatrix::Course {
@@ -219,6 +236,8 @@ struct FaultMatrix::Course {
     const TimePoint begin = steady_now();
     victim = victim_name();
     if (cell.kind == FaultKind::kCorrupt) corrupt(true);
+    check(message_of(matrix.warm_up()));
+    check(keeper.settle(kSettled));
     const std::map<std::string, Holdings> before = keeper.holdings();
     const size_t ends = keeper.unexpected().size();
     if (cell.role == FaultRole::kRouter) {
@@ -239,7 +258,8 @@ struct FaultMatrix::Course {
     keeper.tend_until([&] { return (grown = keeper.grown(before, kMoreBytes)).empty(); }, kSettled);
     check(grown);
     if (cell.kind == FaultKind::kCorrupt) corrupt(false);
-    result.unexpected_ends = keeper.unexpected().size() - ends;
+    result.unexpected_ends.assign(keeper.unexpected().begin() + static_cast<std::ptrdiff_t>(ends),
+                                  keeper.unexpected().end());
     result.took = steady_now() - begin;
   }
 

@@ -65,7 +65,7 @@ struct CellResult {
   uint64_t refused = 0;  // never accepted
   Nanos longest_gap = 0;
   Nanos took = 0;
-  uint64_t unexpected_ends = 0;
+  std::vector<std::string> unexpected_ends;  // of survivors, with their logs
 };
 
 // A cluster for cells that share one, and the cells' course.
@@ -81,6 +81,10 @@ class FaultMatrix {
 
  private:
   struct Course;
+
+  // Long prompts for processes that are new: what is made once stays, and buffers keep the size of the
+  // largest step, which for a replay is all tokens of all streams. A leak is what comes on top of that.
+  Status warm_up();
   FaultMatrix() = default;
 
   std::unique_ptr<Network> network_;  // outlives the processes in it
@@ -88,6 +92,7 @@ class FaultMatrix {
   std::vector<std::string> texts_;  // the same as the router writes them, where there is one
   std::unique_ptr<ProcessCluster> cluster_;
   std::unique_ptr<Keeper> keeper_;
+  std::vector<pid_t> warm_;
 };
 
 }  // namespace conclave

@@ -59,10 +59,11 @@ void run_cells(const std::vector<FaultCell>& cells) {
                              (cell.kind == FaultKind::kKill || cell.moment == FaultMoment::kDuringLoad);
     EXPECT_EQ(router_dies ? 0 : result.lost, 0u) << cell.name();
     EXPECT_GT(result.requests, 0u) << cell.name();
+    for (const std::string& end : result.unexpected_ends) std::cout << end << "\n";
     table_line("| " + to_string(cell.kind) + " | " + to_string(cell.role) + " | " + to_string(cell.moment) +
                " | " + (outcome.empty() ? "passed" : outcome) + " | " + std::to_string(result.requests) +
                " | " + std::to_string(result.lost) + " | " + seconds(result.longest_gap) + " | " +
-               std::to_string(result.unexpected_ends) + " | " + seconds(result.took) + " |");
+               std::to_string(result.unexpected_ends.size()) + " | " + seconds(result.took) + " |");
     // What went wrong may be going on; the next cell is to start from a whole cluster.
     if (!outcome.empty()) {
       matrix.reset();
