@@ -32,6 +32,7 @@ SECTIONS = {
     frozenset(["attention"]): "Attention workers",
     frozenset(["expert"]): "Expert shards",
     frozenset(["attention", "expert"]): "Workers and shards",
+    frozenset(["router", "scheduler"]): "Router and scheduler",
     frozenset(ORDER): "Every process",
 }
 

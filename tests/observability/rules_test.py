@@ -48,6 +48,11 @@ def healthy():
         out[f"process_start_time_seconds{{{labels}}}"] = flat(1700000000)
         out[f"process_open_fds{{{labels}}}"] = flat(60)
         out[f"process_max_fds{{{labels}}}"] = flat(1024)
+    for role, number in (("router", 0), ("scheduler", 0), ("attention", 0), ("expert", 0), ("expert", 1)):
+        for kind in ("executor", "work"):
+            out[f'conclave_stalled_parts{{{instance(role, number)},kind="{kind}"}}'] = flat(0)
+    for role, hop in (("router", "client"), ("router", "router_text"), ("scheduler", "worker"), ("scheduler", "room")):
+        out[f'conclave_stalled_requests{{{instance(role)},hop="{hop}"}}'] = flat(0)
     router, scheduler, attention = instance("router"), instance("scheduler"), instance("attention")
     for bound, count in (("0.1", 10), ("1", 10), ("10", 10), ("+Inf", 10)):
         for what in ("time_to_first_token", "time_per_output_token", "request_duration"):
@@ -66,7 +71,8 @@ def healthy():
         out[f"conclave_scheduler_{name}_total{{{scheduler}}}"] = flat(0)
     for name, count in (("accepted_requests", 18), ("sampled_tokens", 900), ("admitted_tokens", 400)):
         out[f"conclave_scheduler_{name}_total{{{scheduler}}}"] = rising(count)
-    for name, value in (("workers", 1), ("shards", 2), ("waiting_requests", 0), ("kv_usage_ratio", 0.5)):
+    for name, value in (("workers", 1), ("shards", 2), ("waiting_requests", 0), ("kv_usage_ratio", 0.5),
+                        ("short_experts", 0)):
         out[f"conclave_scheduler_{name}{{{scheduler}}}"] = flat(value)
     out[f"conclave_attention_connected_shards{{{attention}}}"] = flat(2)
     for name, count in (("dispatches", 1000), ("dispatched_items", 8000), ("retried_items", 0), ("holds", 0),
@@ -138,6 +144,13 @@ SCENARIOS = [
     ("half of the clients leave or ask nonsense", {
         metric("router", "conclave_router_requests_total", 'outcome="CANCELLED"'): rising(10),
         metric("router", "conclave_router_requests_total", 'outcome="INVALID_ARGUMENT"'): rising(10)}, {25: []}),
+    ("a worker's thread is stuck", {metric("attention", "conclave_stalled_parts", 'kind="executor"'): stepping(0, 5, flat(1))},
+     {5: [], 7: ["ConclavePartStalled"]}),
+    ("a part was slow for a moment", {metric("attention", "conclave_stalled_parts", 'kind="work"'): "0x10 1x0 0x100"},
+     {6: [], 9: []}),
+    ("requests wait for a worker", {metric("scheduler", "conclave_stalled_requests", 'hop="worker"'): stepping(0, 5, flat(3))},
+     {5: [], 8: ["ConclaveRequestsStalled"]}),
+    ("a client does not read", {metric("router", "conclave_stalled_requests", 'hop="client"'): flat(3)}, {9: []}),
     ("a shard crashes again and again", {metric("expert", "process_start_time_seconds"): "100x5 200x4 300x4 400x100"},
      {3: [], 9: ["ConclaveProcessRestarts"], 25: []}),
     ("a rolling update restarts all once", {series: "100x10 200x100" for series in healthy()
@@ -195,6 +208,9 @@ SCENARIOS = [
     ("rows found no home for a moment", attention("holds_total", "0x10 3x100"), {5: [], 8: [], 25: []}),
     ("experts are missing", attention("missing_items_total", "0x10 0+9x100"),
      {9: [], 12: ["ConclavePlacementIncomplete"]}),
+    ("experts have too few homes", scheduler("short_experts", stepping(0, 5, flat(7))),
+     {9: [], 12: ["ConclavePlacementIncomplete"]}),
+    ("experts move", scheduler("short_experts", "0x10 7x4 0x100"), {6: [], 12: []}),
     ("experts were missing while they moved", attention("missing_items_total", "0x10 9x100"), {9: [], 12: [], 25: []}),
     ("many rows are sent again", attention("retried_items_total", rising(800)), {1: [], 5: ["ConclaveRetryStorm"]}),
     ("some rows are sent again", attention("retried_items_total", rising(300)), {25: []}),
