@@ -43,7 +43,7 @@ TEST(ProgressWatch, AnExecutorThatRunsNothingIsFoundAndForgotten) {
   stuck = true;
   hand.pass(8);
   EXPECT_THAT(hand.watch.stalls(), IsEmpty());
-  hand.pass(2);
+  hand.pass(1);
   ASSERT_THAT(hand.watch.stalls(), SizeIs(1));
   EXPECT_TRUE(hand.watch.stalls()[0].executor);
   EXPECT_THAT(ProgressWatch::text(hand.watch.stalls()[0]),
