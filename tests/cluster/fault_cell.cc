@@ -80,7 +80,6 @@ std::string FaultCell::name() const {
 }
 
 bool FaultCell::exists() const {
-  if (role == FaultRole::kShardWithReplica) return false;  // placements give every expert one home
   const bool of_rows = role != FaultRole::kScheduler && role != FaultRole::kRouter;
   if (kind == FaultKind::kPartition && role != FaultRole::kShard && role != FaultRole::kShardWithReplica) {
     return false;

@@ -38,6 +38,9 @@ StatusOr<std::unique_ptr<FaultMatrix>> FaultMatrix::start(const FaultCell& first
   shape.model = demo_model();
   shape.shards = two ? 3 : 2;
   shape.workers = two ? 2 : 1;
+  if (!two) {
+    shape.scheduler_arguments = {"--set", "scheduler.min_replicas=1", "--set", "scheduler.max_replicas=1"};
+  }
   // Little more than the streams need: pages that were never touched before would look like a leak.
   shape.worker_arguments = {"--set", "attention.kv_bytes=10MiB"};
   if (first.networked()) {

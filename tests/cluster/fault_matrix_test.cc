@@ -87,6 +87,7 @@ TEST(FaultMatrixTest, ASeededSubset) {
              {kOnlyWorker, kStopShort, kRandom},
              {kShard, kCorrupt, kRandom},
              {kWorkerOfTwo, kKill, kRandom},
+             {kShardWithReplica, kKill, kBeforeReply},
              {kShard, kKill, kDuringLoad},
              {kRouter, kKill, kRandom},
              {kShard, kCutShort, kRandom},

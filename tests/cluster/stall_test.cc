@@ -38,7 +38,7 @@ bool all_ready(Keeper& keeper, ProcessCluster& cluster) {
 }
 
 TEST(StallTest, LongKillsOfEachRole) {
-  const Kind kinds[] = {{"a shard of three, whose experts the others map",
+  const Kind kinds[] = {{"a shard of three, whose experts others have too",
                          3,
                          1,
                          {"shard0", "shard1", "shard2"},
