@@ -104,12 +104,15 @@ TEST_F(SessionTest, ARestartedSchedulerTakesOpenRequestsAgain) {
   wait_ready(gateway);
   std::vector<std::pair<AcceptedRequest, std::shared_ptr<Collector>>> all;
   for (uint64_t i = 1; i <= 16; ++i) {
-    all.push_back({request(i, 5, 60), std::make_shared<Collector>()});
+    all.push_back({request(i, 5, 240), std::make_shared<Collector>()});
     gateway.submit(all.back().first, all.back().second);
   }
   for (int restart = 1; restart <= 3; ++restart) {
     for (auto& [r, seen] : all) ASSERT_TRUE(seen->wait_tokens(static_cast<size_t>(restart * 10)));
     scheduler.restart();
+    // Each restart is one that the router has seen, however late this thread runs.
+    const auto connections = static_cast<uint64_t>(restart) + 1;
+    ASSERT_TRUE(eventually([&] { return gateway.metrics().connections >= connections; }));
   }
   for (auto& [r, seen] : all) {
     ASSERT_TRUE(seen->wait_end());
