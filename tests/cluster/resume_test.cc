@@ -246,7 +246,12 @@ TEST_F(ResumeTest, ASchedulerThatRestartsKeepsStreamsResumable) {
   first.process.kill();
   client.wait_closed();
   const std::string before = whole_events(client.received());
-  const RawResponse rest = resume(second.http, id, last_id(before));
+  // The other router may still be on its way back to the scheduler: 503, and clients ask again.
+  RawResponse rest;
+  ASSERT_TRUE(eventually([&] {
+    rest = resume(second.http, id, last_id(before));
+    return rest.status != 503;
+  }));
   ASSERT_EQ(rest.status, 200) << rest.body;
   EXPECT_EQ(comparable(before + rest.body), comparable(undisturbed_stream(second.http, kind)));
 }
