@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
@@ -19,6 +18,7 @@
 #include <mutex>
 #include <thread>
 
+#include "libs/base/cpu_set.h"
 #include "libs/base/json_escape.h"
 #include "libs/base/random.h"
 #include "libs/config/load.h"
@@ -69,9 +69,7 @@ int fail(const std::string& program, const Status& status) {
 
 uint32_t compute_threads(uint32_t configured) {
   if (configured != 0) return configured;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0)
-    return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+  if (const auto cpus = allowed_cpus().size(); cpus > 0) return static_cast<uint32_t>(cpus);
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
