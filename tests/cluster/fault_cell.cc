@@ -6,16 +6,16 @@
 namespace conclave {
 namespace {
 
-bool of_two(FaultRole role) {
-  return role == FaultRole::kShardWithReplica || role == FaultRole::kWorkerOfTwo;
-}
-
 bool of_link(FaultKind kind) {
   return kind == FaultKind::kCutShort || kind == FaultKind::kCutLong || kind == FaultKind::kDelay ||
          kind == FaultKind::kLoss || kind == FaultKind::kPartition;
 }
 
 }  // namespace
+
+bool of_two(FaultRole role) {
+  return role == FaultRole::kShardWithReplica || role == FaultRole::kWorkerOfTwo;
+}
 
 std::string to_string(FaultRole role) {
   switch (role) {

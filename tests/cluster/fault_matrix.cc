@@ -23,10 +23,6 @@ constexpr size_t kSpareShard = 3;  // joins where a change is wanted; the shape 
 constexpr char kCorruption[] = "CONCLAVE_TEST_FAULTS=corrupt_in=0.002,seed=";
 constexpr double kCorrupted = 1;  // messages, at least
 
-bool of_two(FaultRole role) {
-  return role == FaultRole::kShardWithReplica || role == FaultRole::kWorkerOfTwo;
-}
-
 }  // namespace
 
 StatusOr<std::unique_ptr<FaultMatrix>> FaultMatrix::start(const FaultCell& first, uint64_t seed,

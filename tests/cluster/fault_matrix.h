@@ -37,6 +37,8 @@ inline constexpr FaultMoment kFaultMoments[] = {FaultMoment::kRandom, FaultMomen
                                                 FaultMoment::kBeforeReply, FaultMoment::kDuringChange,
                                                 FaultMoment::kDuringLoad};
 
+// Whether the role is one of several that do the same.
+bool of_two(FaultRole role);
 std::string to_string(FaultRole role);
 std::string to_string(FaultKind kind);
 std::string to_string(FaultMoment moment);
