@@ -104,6 +104,7 @@ TEST(Timelines, OthersAreNeitherTimedNorKept) {
   // A step that computes for one that is followed is timed, whoever else is in it.
   h.submit(Harness::request(2, 10, 5));
   h.submit(followed(3, 10, 5));
+  h.step(h.worker);  // two steps are in flight already
   bool timed = false;
   for (const BatchPlan& plan : h.workers.at(h.worker).plans) timed = timed || plan.timed;
   EXPECT_TRUE(timed);
