@@ -13,7 +13,7 @@ namespace {
 namespace json = boost::json;
 
 struct StatusFlags {
-  std::string scheduler = "127.0.0.1:7070";
+  SchedulerFlags scheduler;
   bool json = false;
 };
 

@@ -15,6 +15,10 @@
 #include "libs/ports/executor.h"
 #include "scheduler/loop.h"
 
+namespace conclave::tls {
+class Identity;
+}
+
 namespace conclave::scheduler {
 
 struct GrpcServerOptions {
@@ -24,6 +28,8 @@ struct GrpcServerOptions {
   uint32_t session_queue_messages = 65536;
   uint64_t session_queue_bytes = 64ull << 20;
   Nanos hello_deadline = 5 * kSecond;  // a connection that says nothing is closed
+  std::shared_ptr<tls::Identity>
+      tls;  // null: in clear; else everybody must show a certificate of the cluster
 };
 
 // Counters only grow; streams are of the moment.

@@ -2,14 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "libs/base/clock.h"
 
+namespace conclave::tls {
+class Identity;
+}
+
 namespace conclave::rpc {
 
 struct ClientOptions {
-  std::string target;  // host:port of the scheduler
+  std::string target;                  // host:port of the scheduler
+  std::shared_ptr<tls::Identity> tls;  // null: in clear
 
   // Pauses between connection attempts: the first, doubling to the longest; each is shortened at random by up
   // to half, so that a fleet does not come back in step.

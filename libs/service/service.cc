@@ -24,6 +24,7 @@
 #include "libs/config/load.h"
 #include "libs/config/schema.h"
 #include "libs/rpc/grpc_setup.h"
+#include "libs/service/service_tls.h"
 #include "libs/telemetry/log.h"
 #include "libs/telemetry/process_metrics.h"
 
@@ -75,6 +76,7 @@ uint32_t compute_threads(uint32_t configured) {
 
 Status Service::start_ops(const std::string& listen, const std::string& key) {
   process_metrics_ = export_process(metrics_, CONCLAVE_VERSION, role_);
+  tls_metrics_ = metrics_.add_collector(export_tls);
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;
   hooks.startup = &startup_;
@@ -308,7 +310,12 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   log_identity(spec.role, service.name_, service.incarnation_);
   rpc::route_grpc_logs([](const char* file, int line, const char* message) {
     log_debug("grpc", {{"file", file}, {"line", static_cast<int64_t>(line)}, {"text", message}});
+    note_grpc_line(message);
   });
+  auto identity =
+      start_tls(service.config_.tls, spec.role == "scheduler" ? tls::Use::kServer : tls::Use::kClient);
+  if (!identity.ok()) return fail(spec.program, identity.status());
+  service.config_.control.tls = *std::move(identity);
   for (const std::string& warning : loaded->warnings) log_warn(warning);
 
   const Status end = body(service);
