@@ -166,6 +166,7 @@ struct SchedulerClient::Impl {
         StatusOr<FleetInfo> info = from_proto(message.fleet());
         if (!info.ok()) return invalid(info.status());
         const bool is_ready = info->ready;
+        described = true;
         {
           std::lock_guard lock(mutex);
           fleet = fleet.follow(*std::move(info), steady_now());
@@ -185,6 +186,7 @@ struct SchedulerClient::Impl {
     LoopExecutor& loop = thread.loop();
     loop.cancel(timer);
     up = true;
+    described = false;
     up_since = loop.now();
     {
       std::lock_guard lock(mutex);
@@ -213,6 +215,8 @@ struct SchedulerClient::Impl {
 
   void adopt(RequestId id, const std::string& tenant, std::shared_ptr<RequestObserver> observer) {
     if (!up || current == nullptr) return observer->on_refused(absent);
+    // Until then nobody knows whether it keeps streams.
+    if (!described) return observer->on_refused(unavailable("the scheduler has not described its fleet yet"));
     if (open.size() + adopting.size() >= options.max_open_requests) {
       return observer->on_refused(
           resource_exhausted(std::to_string(open.size() + adopting.size()) +
@@ -341,6 +345,7 @@ struct SchedulerClient::Impl {
   Status absent;  // why there is no connection
   std::shared_ptr<Attempt> current;
   bool up = false;
+  bool described = false;  // the scheduler of this connection has told its fleet
   TimePoint up_since = 0;
   TimerId timer;  // the next attempt, or the connect deadline
   TimerId expiry_timer;

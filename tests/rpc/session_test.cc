@@ -230,6 +230,20 @@ TEST_F(SessionTest, AdoptionsAreRefusedInWordsAndGoOnOverARestart) {
   EXPECT_EQ(refused(r.id, "alice"), StatusCode::kUnavailable);
 }
 
+// A router that has just come back is asked for streams before it knows what its scheduler keeps.
+TEST_F(SessionTest, AStreamAskedForTooEarlyIsAskedForAgainNotRefused) {
+  for (int i = 0; i < 30; ++i) {
+    rpc::SchedulerClient early(scheduler.client(), "early", make_incarnation());
+    for (;;) {
+      auto asked = std::make_shared<Collector>();
+      early.adopt(RequestId{5, 5}, "alice", asked);
+      ASSERT_TRUE(asked->wait_end());
+      if (asked->refused.code() == StatusCode::kNotFound) break;
+      ASSERT_EQ(asked->refused.code(), StatusCode::kUnavailable) << asked->refused;
+    }
+  }
+}
+
 TEST_F(SessionTest, CancelEndsARequest) {
   RemoteMember worker(scheduler.client(), Role::kAttention, 5 * kMillisecond);
   RemoteMember shard(scheduler.client(), Role::kExpert);
