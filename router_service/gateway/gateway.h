@@ -36,6 +36,8 @@ struct GatewayOptions {
   // still taken, and wait in the scheduler's queue. After that they are refused with the reason.
   Nanos unready_grace = 10 * kSecond;
   Generation::Limits stream;
+  // Hears of each request on its way to the scheduler, for logs; on a thread for texts. May be null.
+  std::function<void(const Origin&, const AcceptedRequest&)> on_submit;
 };
 
 struct GatewayCounts {
