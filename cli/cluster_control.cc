@@ -4,8 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "libs/rpc/grpc_setup.h"
+#include "libs/tls/identity.h"
 
 namespace conclave::cli {
 namespace {
@@ -14,15 +18,47 @@ constexpr std::chrono::seconds kCallLimit(5);
 
 }  // namespace
 
-void add_scheduler_flag(CLI::App& command, std::string& address) {
-  command.add_option("--scheduler", address, "The scheduler's address")
+void add_scheduler_flag(CLI::App& command, SchedulerFlags& flags) {
+  command.add_option("--scheduler", flags.address, "The scheduler's address")
       ->envname("CONCLAVE_SCHEDULER_ADDRESS")
       ->capture_default_str();
+  command
+      .add_option("--tls-ca", flags.tls.ca_file,
+                  "Authorities of the cluster's certificates (PEM), where it has TLS")
+      ->envname("CONCLAVE_TLS_CA_FILE");
+  command.add_option("--tls-cert", flags.tls.cert_file, "Certificate to show to the scheduler (PEM)")
+      ->envname("CONCLAVE_TLS_CERT_FILE");
+  command.add_option("--tls-key", flags.tls.key_file, "Its private key (PEM)")
+      ->envname("CONCLAVE_TLS_KEY_FILE");
+  command
+      .add_option("--tls-server-name", flags.tls.server_name,
+                  "Name in the scheduler's certificate, if not the host of its address")
+      ->envname("CONCLAVE_TLS_SERVER_NAME");
 }
 
-ClusterControl::ClusterControl(std::string scheduler)
-    : scheduler_(std::move(scheduler)),
-      stub_(v1::Cluster::NewStub(grpc::CreateChannel(scheduler_, grpc::InsecureChannelCredentials()))) {}
+ClusterControl::ClusterControl(const SchedulerFlags& flags) : scheduler_(flags.address) {
+  static std::once_flag quiet;  // gRPC's own lines are not for people
+  std::call_once(quiet, [] { rpc::route_grpc_logs(nullptr); });
+  rpc::ClientOptions options;
+  options.target = scheduler_;
+  tls_ = flags.tls.enabled();
+  if (tls_) {
+    for (const auto& [name, file] :
+         {std::pair{"--tls-ca", &flags.tls.ca_file}, std::pair{"--tls-cert", &flags.tls.cert_file},
+          std::pair{"--tls-key", &flags.tls.key_file}}) {
+      if (!file->empty()) continue;
+      flags_ = invalid_field(name, "is not given; --tls-ca, --tls-cert and --tls-key go together");
+      return;
+    }
+    auto identity = tls::Identity::load(flags.tls, tls::Use::kClient);
+    if (!identity.ok()) {
+      flags_ = invalid_argument(message_of(identity.status()));  // which names the key
+      return;
+    }
+    options.tls = *std::move(identity);
+  }
+  stub_ = v1::Cluster::NewStub(rpc::make_channel(options));
+}
 
 Status ClusterControl::explain(int code, const std::string& message) const {
   switch (code) {
@@ -36,10 +72,13 @@ Status ClusterControl::explain(int code, const std::string& message) const {
       break;
   }
   return unavailable("no scheduler answers at " + scheduler_ + " (" + message +
-                     "); name its address with --scheduler, as `conclave up` printed it");
+                     "); name its address with --scheduler, as `conclave up` printed it" +
+                     (tls_ ? ", and see in its log whether it refused the certificate"
+                           : ", and --tls-ca, --tls-cert and --tls-key where it asks for certificates"));
 }
 
 StatusOr<v1::StatusReply> ClusterControl::status(Nanos limit) {
+  RETURN_IF_ERROR(flags_);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::nanoseconds(limit));
   v1::StatusReply reply;
@@ -49,6 +88,7 @@ StatusOr<v1::StatusReply> ClusterControl::status(Nanos limit) {
 }
 
 Status ClusterControl::drain(uint64_t incarnation) {
+  RETURN_IF_ERROR(flags_);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
   v1::DrainRequest request;
@@ -59,6 +99,7 @@ Status ClusterControl::drain(uint64_t incarnation) {
 }
 
 StatusOr<v1::ExpertsReply> ClusterControl::experts(std::optional<uint32_t> layer) {
+  RETURN_IF_ERROR(flags_);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
   v1::ExpertsRequest request;
@@ -80,6 +121,7 @@ StatusOr<v1::ExpertsReply> ClusterControl::experts(std::optional<uint32_t> layer
 }
 
 StatusOr<v1::RebalanceReply> ClusterControl::rebalance(bool dry_run) {
+  RETURN_IF_ERROR(flags_);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
   v1::RebalanceRequest request;

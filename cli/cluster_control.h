@@ -9,6 +9,7 @@
 #include "conclave/v1/cluster.grpc.pb.h"
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
+#include "libs/tls/options.h"
 
 namespace CLI {
 class App;
@@ -16,13 +17,21 @@ class App;
 
 namespace conclave::cli {
 
-// The scheduler's address, from --scheduler or CONCLAVE_SCHEDULER_ADDRESS.
-void add_scheduler_flag(CLI::App& command, std::string& address);
+// Where the scheduler is, and what it takes to be let in.
+struct SchedulerFlags {
+  std::string address = "127.0.0.1:7070";
+  tls::Options tls;
+};
+
+// --scheduler, --tls-ca, --tls-cert, --tls-key and --tls-server-name, or the environment variables that
+// override the same keys of a service's configuration: CONCLAVE_SCHEDULER_ADDRESS, CONCLAVE_TLS_CA_FILE and
+// so on.
+void add_scheduler_flag(CLI::App& command, SchedulerFlags& flags);
 
 class ClusterControl {
  public:
-  // Connects at the first call.
-  explicit ClusterControl(std::string scheduler);
+  // Connects at the first call, which also reports flags for TLS that are not in order.
+  explicit ClusterControl(const SchedulerFlags& flags);
 
   // UNAVAILABLE, with what to do, when no scheduler answers within a few seconds.
   StatusOr<v1::StatusReply> status(Nanos limit = 5 * kSecond);
@@ -37,7 +46,9 @@ class ClusterControl {
   Status explain(int code, const std::string& message) const;
 
   const std::string scheduler_;
-  const std::unique_ptr<v1::Cluster::Stub> stub_;
+  std::unique_ptr<v1::Cluster::Stub> stub_;
+  Status flags_;  // whether there can be a connection
+  bool tls_ = false;
 };
 
 const char* role_name(v1::Role role);

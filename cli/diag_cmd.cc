@@ -34,7 +34,7 @@ constexpr int kExitWarnings = 3;
 constexpr int kExitProblems = 4;
 
 struct DiagFlags {
-  std::string scheduler = "127.0.0.1:7070";
+  SchedulerFlags scheduler;
   std::string config;
   bool local = false;
   bool json = false;
@@ -102,7 +102,7 @@ ProcessReport ask_process(const ProcessAddress& process) {
 }
 
 void ask_cluster(const DiagFlags& flags, DiagInput& input) {
-  input.scheduler = flags.scheduler;
+  input.scheduler = flags.scheduler.address;
   input.scheduler_named = flags.named;
   const StatusOr<v1::StatusReply> reply =
       ClusterControl(flags.scheduler).status(flags.named ? 5 * kSecond : kSecond);
@@ -110,8 +110,8 @@ void ask_cluster(const DiagFlags& flags, DiagInput& input) {
     input.cluster_error = message_of(reply.status());
     return;
   }
-  input.cluster = view_of(*reply, flags.scheduler);
-  std::vector<ProcessAddress> processes = processes_of(*reply, flags.scheduler);
+  input.cluster = view_of(*reply, flags.scheduler.address);
+  std::vector<ProcessAddress> processes = processes_of(*reply, flags.scheduler.address);
   if (processes.size() > kMaxProcesses) processes.resize(kMaxProcesses);
   for (size_t begin = 0; begin < processes.size(); begin += kAtOnce) {
     std::vector<std::future<ProcessReport>> reports;

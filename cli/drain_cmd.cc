@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::milliseconds kPoll(100);  // of --wait: the status has no way to tell by itself
 
 struct DrainFlags {
-  std::string scheduler = "127.0.0.1:7070";
+  SchedulerFlags scheduler;
   std::string id;
   bool wait = false;
   uint32_t wait_s = 600;

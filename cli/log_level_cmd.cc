@@ -22,7 +22,7 @@ namespace json = boost::json;
 constexpr Nanos kAnswerLimit = 5 * kSecond;
 
 struct LogLevelFlags {
-  std::string scheduler = "127.0.0.1:7070";
+  SchedulerFlags scheduler;
   std::string target;
   std::vector<std::string> changes;  // module=level
   double for_s = static_cast<double>(kDefaultLogChange / kSecond);
@@ -95,7 +95,7 @@ Status run_log_level(const LogLevelFlags& flags) {
     processes.push_back({"", flags.target, flags.target, "", "", 0});
   } else {
     ASSIGN_OR_RETURN(const v1::StatusReply reply, ClusterControl(flags.scheduler).status());
-    ASSIGN_OR_RETURN(processes, processes_named(processes_of(reply, flags.scheduler), flags.target));
+    ASSIGN_OR_RETURN(processes, processes_named(processes_of(reply, flags.scheduler.address), flags.target));
   }
   json::array all;
   Status first;

@@ -67,6 +67,10 @@ void add_model_commands(CLI::App& app, Command& chosen) {
       ->check(CLI::Range(1u, 100'000u));
   make->add_option("--dtype", options.dtype, "fp8, bf16 or f32")->capture_default_str();
   make->add_option("--seed", options.seed, "Same seed, same weights")->capture_default_str();
+  make->add_option("--gate-bias-std", options.gate_bias_std,
+                   "Deviation of the routing bias; beyond 0.3 few experts get most of the tokens")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
   make->add_option("--set", flags->set, "key=value of config.json to change; may be repeated");
   make->add_flag("--sparse", options.sparse,
                  "Headers and sizes only: weights read as zero and take no disk space");

@@ -17,7 +17,7 @@ namespace {
 namespace json = boost::json;
 
 struct PlacementFlags {
-  std::string scheduler = "127.0.0.1:7070";
+  SchedulerFlags scheduler;
   bool json = false;
   std::optional<uint32_t> layer;
   bool dry_run = false;

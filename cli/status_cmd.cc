@@ -14,7 +14,7 @@ namespace conclave::cli {
 namespace {
 
 struct StatusFlags {
-  std::string scheduler = "127.0.0.1:7070";
+  SchedulerFlags scheduler;
   bool json = false;
   bool watch = false;
   double interval_s = 1;
@@ -62,7 +62,7 @@ Status run_status(const StatusFlags& flags) {
   if (!flags.watch) {
     ASSIGN_OR_RETURN(const v1::StatusReply reply, ClusterControl(flags.scheduler).status());
     if (flags.json) {
-      StatusView view = view_of(reply, flags.scheduler);
+      StatusView view = view_of(reply, flags.scheduler.address);
       view.wall_ns = wall_now_ns();
       std::printf("%s\n", status_json(view).c_str());
     } else {
@@ -72,7 +72,7 @@ Status run_status(const StatusFlags& flags) {
     return OkStatus();
   }
   block_watch_signals();  // before gRPC has threads
-  ClusterWatch watch(flags.scheduler, std::make_unique<ClusterControl>(flags.scheduler));
+  ClusterWatch watch(flags.scheduler.address, std::make_unique<ClusterControl>(flags.scheduler));
   WatchOptions options;
   options.interval = static_cast<Nanos>(flags.interval_s * kSecond);
   options.json = flags.json;

@@ -485,7 +485,7 @@ class GrpcServerImpl final : public GrpcServer {
     ASSIGN_OR_RETURN(HostPort address, parse_host_port(options.listen));
     int port = 0;
     grpc::ServerBuilder builder;
-    rpc::configure_server(builder, options.listen, options.max_message_bytes, &port);
+    rpc::configure_server(builder, options.listen, options.max_message_bytes, &port, options.tls);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0)

@@ -15,6 +15,10 @@
 #include "libs/ports/executor.h"
 #include "scheduler/loop.h"
 
+namespace conclave::tls {
+class Identity;
+}
+
 namespace conclave::scheduler {
 
 struct GrpcServerOptions {
@@ -27,6 +31,8 @@ struct GrpcServerOptions {
   // What Status says of this process; empty: nothing.
   std::string ops_address;
   std::string version;
+  std::shared_ptr<tls::Identity>
+      tls;  // null: in clear; else everybody must show a certificate of the cluster
 };
 
 // Counters only grow; streams are of the moment.

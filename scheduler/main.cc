@@ -20,6 +20,7 @@ GrpcServerOptions server_options(const ClusterConfig& config, const std::string&
   options.max_message_bytes = config.control.max_message_bytes;
   options.session_queue_messages = config.scheduler.session_queue_messages;
   options.session_queue_bytes = config.scheduler.session_queue_bytes;
+  options.tls = config.control.tls;
   return options;
 }
 

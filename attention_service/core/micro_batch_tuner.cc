@@ -32,9 +32,14 @@ uint32_t MicroBatchTuner::choose(uint32_t rows, bool prefill) {
   if (usable == 1) return 1;
   Size& size = size_of(rows, prefill);
   ++size.steps;
+  // First upwards for as long as it helps. A first step that was slow by chance is found out by the later
+  // tries.
   uint32_t best = 0;
   for (uint32_t i = 0; i < usable; ++i) {
-    if (size.row_ns[i] == 0) return count_of(i);
+    if (size.row_ns[i] == 0) {
+      if (i <= best + 1) return count_of(i);
+      continue;
+    }
     if (size.row_ns[i] < size.row_ns[best]) best = i;
   }
   if (size.steps % kTryEvery != 0) return count_of(best);

@@ -14,7 +14,8 @@ namespace conclave {
 
 class MicroBatchTuner {
  public:
-  // Every so many steps of one size another count is tried; one that was much slower, eight times as rarely.
+  // More are tried while that helps. Every so many steps of one size another count is tried; one that was
+  // much slower, eight times as rarely.
   static constexpr uint32_t kTryEvery = 32;
 
   // Counts are powers of two up to `most`, and `most` itself, while each micro-batch keeps `min_rows` rows.

@@ -83,8 +83,8 @@ CONCLAVE_PAIRED(expert_case, experts8_fp8, 8)->ArgsProduct({{1, 4, 16, 64}, {2}}
 CONCLAVE_PAIRED(matmul_case, matmul / fp8_1536x3072, WeightDtype::kFp8E4m3, 1536, 3072)
     ->ArgsProduct({{1, 16, 256}, {1, 2}});
 CONCLAVE_PAIRED(matmul_case, lm_head_fp8, WeightDtype::kFp8E4m3, 200'064, 3072)
-    ->ArgsProduct({{1, 8, 32}, {2}});
-CONCLAVE_PAIRED(matmul_case, lm_head_bf16, WeightDtype::kBf16, 200'064, 3072)->ArgsProduct({{1, 8, 32}, {2}});
+    ->ArgsProduct({{1, 8, 32, 64}, {2}});
+CONCLAVE_PAIRED(matmul_case, lm_head_bf16, WeightDtype::kBf16, 200'064, 3072)->ArgsProduct({{1, 8, 32, 64}, {2}});
 CONCLAVE_PAIRED(matmul_case, matmul / bf16_1536x3072, WeightDtype::kBf16, 1536, 3072)
     ->ArgsProduct({{1, 16, 256}, {1, 2}});
 CONCLAVE_PAIRED(matmul_case, matmul / bf16_6144x3072, WeightDtype::kBf16, 6144, 3072)

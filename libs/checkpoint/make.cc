@@ -256,7 +256,7 @@ StatusOr<MakeReport> make_checkpoint(const MakeOptions& options) {
   }
   fs::create_directories(options.out, error);
   if (error) return invalid_field("out", options.out + ": " + error.message());
-  Maker maker(options, make::plan_tensors(config.spec, options.dtype, options.fused));
+  Maker maker(options, make::plan_tensors(config.spec, options));
   Status status = maker.check_room();
   if (status.ok()) status = write_all(maker, config);
   if (!status.ok()) {

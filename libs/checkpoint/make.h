@@ -18,6 +18,9 @@ struct MakeOptions {
   uint32_t layers = 0;               // 0: the geometry's own (m2: 62, tiny-m2: 4)
   std::string dtype = "bf16";        // fp8 | bf16 | f32
   uint64_t seed = 1;
+  // Deviation of e_score_correction_bias. The scores that it is added to lie between 0 and 1, around 0.5:
+  // from about 0.3 on the bias decides, and the same few experts of a layer get most of the tokens.
+  float gate_bias_std = 0.15f;
   // Fields of config.json to change, in order; values are JSON, or plain strings where they are not. A dot
   // reaches into an object ("rope_parameters.partial_rotary_factor"). Unknown fields are refused.
   std::vector<std::pair<std::string, std::string>> set;

@@ -41,7 +41,7 @@ struct TensorPlan {
   uint64_t part_bytes = 0;
 };
 // Every tensor of the model, in the order of its parameters.
-std::vector<TensorPlan> plan_tensors(const ModelSpec& spec, const std::string& dtype, bool fused);
+std::vector<TensorPlan> plan_tensors(const ModelSpec& spec, const MakeOptions& options);
 
 // Fills `out` with the bytes [offset, offset + out.size()) of a part. offset and size are multiples of 32.
 void fill_bytes(const TensorPlan& plan, uint64_t key, uint64_t offset, std::span<std::byte> out);

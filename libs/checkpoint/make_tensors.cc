@@ -53,14 +53,15 @@ float scale_value(uint64_t bits, float std) {
 
 class Planner {
  public:
-  Planner(const ModelSpec& spec, std::string dtype, bool fused)
+  Planner(const ModelSpec& spec, const MakeOptions& options)
       : spec_(spec),
-        weight_dtype_(dtype == "fp8"    ? "F8_E4M3"
-                      : dtype == "bf16" ? "BF16"
-                                        : "F32"),
-        plain_dtype_(dtype == "f32" ? "F32" : "BF16"),
-        gate_dtype_(dtype == "bf16" && fused ? "BF16" : "F32"),
-        fused_(fused) {}
+        weight_dtype_(options.dtype == "fp8"    ? "F8_E4M3"
+                      : options.dtype == "bf16" ? "BF16"
+                                                : "F32"),
+        plain_dtype_(options.dtype == "f32" ? "F32" : "BF16"),
+        gate_dtype_(options.dtype == "bf16" && options.fused ? "BF16" : "F32"),
+        fused_(options.fused),
+        gate_bias_std_(options.gate_bias_std) {}
 
   std::vector<TensorPlan> plan() {
     const float hidden = static_cast<float>(spec_.hidden_size);
@@ -165,7 +166,7 @@ class Planner {
     // Gate logits of about 1, so that scores spread and routing is not degenerate; a bias that often changes
     // the choice.
     gate("gate.weight", {spec_.num_experts, hidden}, 1.0f / std::sqrt(static_cast<float>(hidden)));
-    if (spec_.use_routing_bias) gate("e_score_correction_bias", {spec_.num_experts}, 0.15f);
+    if (spec_.use_routing_bias) gate("e_score_correction_bias", {spec_.num_experts}, gate_bias_std_);
     constexpr float kDownGain = 1.7f;  // silu(w1 x) * (w3 x) of unit inputs has a deviation of 0.6
     if (fused_) {
       stacked(moe + "experts.gate_up_proj", canonical + "experts.", {"w1", "w3"}, spec_.intermediate_size,
@@ -187,13 +188,14 @@ class Planner {
   const std::string plain_dtype_;
   const std::string gate_dtype_;
   const bool fused_;
+  const float gate_bias_std_;
   std::vector<TensorPlan> plans_;
 };
 
 }  // namespace
 
-std::vector<TensorPlan> plan_tensors(const ModelSpec& spec, const std::string& dtype, bool fused) {
-  return Planner(spec, dtype, fused).plan();
+std::vector<TensorPlan> plan_tensors(const ModelSpec& spec, const MakeOptions& options) {
+  return Planner(spec, options).plan();
 }
 
 uint64_t tensor_key(uint64_t seed, std::string_view part_name) {

@@ -1,7 +1,6 @@
 #include "libs/config/cluster_config.h"
 
-#include <fstream>
-#include <iterator>
+#include <algorithm>
 #include <vector>
 
 #include "libs/base/cpu_set.h"
@@ -9,7 +8,7 @@
 namespace conclave {
 namespace {
 
-constexpr size_t kMaxSecretBytes = 4096;
+constexpr std::string_view kSpace = " \t\r";
 
 }  // namespace
 
@@ -66,26 +65,49 @@ Status validate_config(const ClusterConfig& config) {
   if (Status options = config.scheduler.options.validate(); !options.ok()) {
     faults.push_back("scheduler." + field_of(options) + ": " + message_of(options));
   }
+  const std::pair<const char*, const std::string*> files[] = {{"tls.ca_file", &config.tls.ca_file},
+                                                              {"tls.cert_file", &config.tls.cert_file},
+                                                              {"tls.key_file", &config.tls.key_file}};
+  for (const auto& [key, file] : files) {
+    if (config.tls.enabled() && file->empty()) {
+      faults.push_back(std::string(key) +
+                       " is not set; tls.ca_file, tls.cert_file and tls.key_file go together");
+    }
+  }
+  for (const auto& [key, value] : {std::pair{"tls.server_name", &config.tls.server_name},
+                                   std::pair{"tls.client_names", &config.tls.client_names}}) {
+    if (!config.tls.enabled() && !value->empty())
+      faults.push_back(std::string(key) +
+                       " has no effect without tls.ca_file, tls.cert_file and tls.key_file");
+  }
   if (faults.empty()) return OkStatus();
   std::string joined;
   for (const std::string& fault : faults) joined += (joined.empty() ? "" : "; ") + fault;
   return invalid_argument(joined);
 }
 
-StatusOr<std::string> read_secret(const TransportConfig& transport) {
-  if (transport.secret_file.empty()) return std::string();
+StatusOr<std::vector<std::string>> parse_secrets(std::string_view text) {
   const std::string field = "transport.secret_file";
-  std::ifstream in(transport.secret_file, std::ios::binary);
-  std::string secret(kMaxSecretBytes + 1, '\0');
-  if (!in || !in.read(secret.data(), static_cast<std::streamsize>(secret.size())).eof()) {
-    return invalid_field(field,
-                         "'" + transport.secret_file + "' cannot be read, or is longer than 4096 bytes");
+  std::vector<std::string> out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const size_t first = line.find_first_not_of(kSpace);
+    if (first == std::string_view::npos) continue;
+    line = line.substr(first, line.find_last_not_of(kSpace) - first + 1);
+    if (line.size() < kMinSecretBytes)
+      return invalid_field(field,
+                           "has a secret of fewer than " + std::to_string(kMinSecretBytes) +
+                               " bytes, which could be guessed; `openssl rand -hex 32` makes a good one");
+    if (std::find(out.begin(), out.end(), line) != out.end())
+      return invalid_field(field, "has a secret twice");
+    if (out.size() == 2)
+      return invalid_field(field, "has more than two lines: the secret, and one more that is accepted");
+    out.emplace_back(line);
   }
-  secret.resize(static_cast<size_t>(in.gcount()));
-  while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r' || secret.back() == ' '))
-    secret.pop_back();
-  if (secret.empty()) return invalid_field(field, "'" + transport.secret_file + "' is empty");
-  return secret;
+  if (out.empty()) return invalid_field(field, "is empty");
+  return out;
 }
 
 }  // namespace conclave

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "attention_service/core/options.h"
 #include "expert_service/core/options.h"
@@ -11,6 +13,7 @@
 #include "libs/base/status.h"
 #include "libs/model/numerics.h"
 #include "libs/rpc/client_options.h"
+#include "libs/tls/options.h"
 #include "libs/transport/transport_options.h"
 #include "libs/transport/ucx_settings.h"
 #include "router_service/gateway/admission.h"
@@ -136,7 +139,9 @@ struct ClusterConfig {
   ExpertsConfig experts;
   TransportConfig transport;
   rpc::ClientOptions
-      control;  // `target` is not of the file: scheduler.connect_address(), unless a flag says otherwise
+      control;  // `target` is not of the file: scheduler.connect_address(), unless a flag says otherwise; nor
+                // is `tls`, which a process makes of the files that the section names
+  tls::Options tls;
   SupervisorConfig supervisor;
   LoggingConfig logging;
 };
@@ -145,8 +150,12 @@ struct ClusterConfig {
 // keys.
 Status validate_config(const ClusterConfig& config);
 
-// The cluster's secret: the file's bytes without trailing white space; empty when no file is configured.
-// Refuses a file that is empty, longer than 4 KiB or unreadable.
-StatusOr<std::string> read_secret(const TransportConfig& transport);
+// The cluster's secrets out of the file's text: one a line, without white space around it, empty lines
+// skipped. The first is the one to prove; a second one is accepted from peers too, while the secret is being
+// changed. INVALID_ARGUMENT names transport.secret_file: none, more than two, one shorter than 16 bytes, or
+// one twice.
+StatusOr<std::vector<std::string>> parse_secrets(std::string_view text);
+inline constexpr size_t kMinSecretBytes = 16;
+inline constexpr size_t kMaxSecretFileBytes = 4096;
 
 }  // namespace conclave

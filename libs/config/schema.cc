@@ -358,10 +358,12 @@ void transport_fields(FieldList& f, TransportConfig& c) {
           "Bytes on the way to one peer.");
   f.integer<uint32_t>("max_inflight_messages", o.limits.max_inflight_messages, 1, 1u << 20, "messages",
                       "Messages on the way to one peer.");
-  f.text(
-      "secret_file", c.secret_file,
-      "File with the cluster's secret, which every endpoint must prove to know; empty: none. Traffic is not "
-      "encrypted.");
+  f.text("secret_file", c.secret_file,
+         "File with the cluster's secret, which every endpoint must prove to know; a second line is accepted "
+         "too, "
+         "while the secret is changed (docs/security.md). Read again when it changes. Empty: none. Traffic "
+         "is not "
+         "encrypted.");
 }
 
 void control_fields(FieldList& f, rpc::ClientOptions& c) {
@@ -379,6 +381,24 @@ void control_fields(FieldList& f, rpc::ClientOptions& c) {
                       "Messages waiting to be written to the scheduler; past it the connection starts over.");
   f.bytes("max_message_bytes", c.max_message_bytes, 1 << 16, 1ull << 31,
           "Longest message of the control plane.");
+}
+
+void tls_fields(FieldList& f, tls::Options& c) {
+  f.section("tls");
+  f.text(
+      "ca_file", c.ca_file,
+      "PEM file of the authorities that the cluster's certificates come from; use one of the cluster's own.");
+  f.text("cert_file", c.cert_file,
+         "PEM file of this process's certificate, and those between it and an authority.");
+  f.text("key_file", c.key_file, "PEM file of its private key, without a password.");
+  f.text("server_name", c.server_name,
+         "Name or address that the scheduler's certificate must hold; empty: the host of scheduler.address.");
+  f.text("client_names", c.client_names,
+         "The scheduler lets in only clients whose certificate holds one of these DNS or URI names, "
+         "separated by "
+         "commas; empty: every certificate of ca_file.");
+  f.duration("reload_interval_s", c.reload_interval, kSecond, "s", 1, kDayS,
+             "How often the files are looked at for changes, at most.");
 }
 
 void supervisor_fields(FieldList& f, SupervisorConfig& c) {
@@ -467,6 +487,9 @@ const std::vector<ConfigSection>& config_sections() {
       {"experts", "Expert shards."},
       {"transport", "The data plane between workers and shards."},
       {"control", "How workers, shards and routers keep their connection to the scheduler."},
+      {"tls",
+       "Mutual TLS on the control plane ([security.md](security.md)), on once files are named; off by "
+       "default."},
       {"supervisor", "`conclave up`: the processes of a local cluster."},
       {"logging", "Logs of every process."},
   };
@@ -482,6 +505,7 @@ std::vector<ConfigField> config_fields(ClusterConfig& config) {
   experts_fields(f, config.experts);
   transport_fields(f, config.transport);
   control_fields(f, config.control);
+  tls_fields(f, config.tls);
   supervisor_fields(f, config.supervisor);
   logging_fields(f, config.logging);
   return f.take();

@@ -2,14 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "libs/base/clock.h"
 
+namespace conclave::tls {
+class Identity;
+}
+
 namespace conclave::rpc {
 
 struct ClientOptions {
-  std::string target;  // host:port of the scheduler
+  std::string target;                  // host:port of the scheduler
+  std::shared_ptr<tls::Identity> tls;  // null: in clear
   // What the hello says of this process (libs/model/membership.h); empty: nothing.
   std::string ops_address;
   std::string version;

@@ -14,12 +14,15 @@
 
 #include "libs/base/address.h"
 #include "libs/rpc/convert.h"
+#include "libs/rpc/tls_credentials.h"
 
 namespace conclave::rpc {
 namespace {
 
 using LogSink = void (*)(const char* file, int line, const char* message);
 std::atomic<LogSink> g_log_sink{nullptr};
+
+constexpr Nanos kHandshakeLimit = 10 * kSecond;  // from a connection to its first HTTP/2 settings
 
 int to_ms(Nanos duration) {
   return static_cast<int>(std::clamp<Nanos>(duration / kMillisecond, 1, std::numeric_limits<int>::max()));
@@ -62,12 +65,21 @@ std::shared_ptr<grpc::Channel> make_channel(const ClientOptions& options) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // a proxy set for the web is not meant for the cluster
   arguments.SetMaxReceiveMessageSize(message_limit(options.max_message_bytes));
   arguments.SetMaxSendMessageSize(message_limit(options.max_message_bytes));
-  return grpc::CreateCustomChannel(options.target, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(options.target,
+                                   options.tls == nullptr
+                                       ? grpc::InsecureChannelCredentials()
+                                       : tls_channel_credentials(options.tls, options.target),
+                                   arguments);
 }
 
 void configure_server(grpc::ServerBuilder& builder, const std::string& listen, uint64_t max_message_bytes,
-                      int* port) {
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
+                      int* port, std::shared_ptr<tls::Identity> identity) {
+  builder.AddListeningPort(
+      listen,
+      identity == nullptr ? grpc::InsecureServerCredentials() : tls_server_credentials(std::move(identity)),
+      port);
+  // For whoever connects and says nothing, or not enough.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, to_ms(kHandshakeLimit));
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

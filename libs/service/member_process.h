@@ -7,6 +7,7 @@
 // A scheduler may drain a member: it then has nothing to do here any more for the rest of its membership.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -24,12 +25,14 @@
 #include "libs/base/json_escape.h"
 #include "libs/base/random.h"
 #include "libs/base/thread_pool.h"
+#include "libs/base/watched_file.h"
 #include "libs/config/cluster_config.h"
 #include "libs/kernels/ops.h"
 #include "libs/rpc/member_client.h"
 #include "libs/runtime/loop_executor.h"
 #include "libs/service/test_faults.h"
 #include "libs/telemetry/log.h"
+#include "libs/telemetry/log_limit.h"
 #include "libs/transport/ucx_transport.h"
 
 namespace conclave {
@@ -38,7 +41,8 @@ struct MemberSettings {
   std::string scheduler;  // host:port
   rpc::ClientOptions control;
   TransportConfig transport;
-  std::string secret;
+  std::vector<std::string> secrets;  // parse_secrets(); empty: none
+  std::optional<WatchedFile> secret_file;
   std::string numerics_id;
   std::string model_fingerprint;
   uint32_t threads = 1;
@@ -48,7 +52,8 @@ struct MemberSettings {
 };
 
 inline constexpr int kRefusalsPerIncarnation = 20;
-inline constexpr size_t kMaxUcxWords = 64 << 10;  // of what UCX says of itself
+inline constexpr size_t kMaxUcxWords = 64 << 10;   // of what UCX says of itself
+inline constexpr Nanos kSecretLook = 5 * kSecond;  // between looks at the file of the cluster's secret
 
 template <class Core, class Metrics>
 class MemberProcess {
@@ -61,6 +66,8 @@ class MemberProcess {
       : settings_(std::move(settings)),
         factory_(std::move(factory)),
         pool_(settings_.threads, ThreadPool::kSpin, settings_.pinned_cpus),
+        secrets_(settings_.secrets),
+        secret_file_(settings_.secret_file),
         thread_(LoopExecutor::Options{.spin_ns = settings_.transport.spin}) {}
   ~MemberProcess() { stop(); }
 
@@ -73,6 +80,7 @@ class MemberProcess {
         if (!status.ok()) return;
       }
       status = join();
+      if (secret_file_) look_at_secret();
     });
     return status;
   }
@@ -93,6 +101,11 @@ class MemberProcess {
       if (!connected_ || drained_) return nothing_left();
       member_->client->send(Leaving{});
     });
+  }
+
+  // Reads the file of the cluster's secret again, if it has changed. Any thread.
+  void reload_secret() {
+    thread_.loop().post([this] { take_secret(); });
   }
 
   // Why it is not of use to the cluster, for /readyz. Any thread.
@@ -141,7 +154,7 @@ class MemberProcess {
     const auto words = std::make_shared<Words>();
     thread_.loop().post([this, words] {
       std::lock_guard inner(words->mutex);
-      words->text = transport_words_ ? transport_words_() : "";
+      words->text = ucx_ != nullptr ? ucx_->describe() : "";
       words->changed.notify_all();
     });
     std::unique_lock lock(words->mutex);
@@ -243,7 +256,17 @@ class MemberProcess {
     const Incarnation self = make_incarnation();
     TransportOptions options = settings_.transport.options;
     options.self = self;
-    options.secret = settings_.secret;
+    if (!secrets_.empty()) options.secret = secrets_[0];
+    if (secrets_.size() > 1) options.other_secret = secrets_[1];
+    options.on_refused = [this](HelloRefusal reason, Incarnation peer, const Status& why) {
+      if (const auto left_out = refusal_lines_[static_cast<size_t>(reason)].take(steady_now())) {
+        log_warn(LogModule::kTransport, "a peer of the data plane was refused",
+                 {{"reason", hello_refusal_name(reason)},
+                  {"peer_incarnation", peer.value},
+                  {"cause", why},
+                  {"lines_left_out", *left_out}});
+      }
+    };
     options.fleet = settings_.numerics_id + " " + settings_.model_fingerprint;
     auto member = std::make_unique<Member>();
     ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> ucx,
@@ -269,7 +292,7 @@ class MemberProcess {
     member->client->start();
     member_ = std::move(member);
     transport_stats_ = [stats_of] { return stats_of->stats(); };
-    transport_words_ = [stats_of] { return stats_of->describe(); };
+    ucx_ = stats_of;
     ++incarnations_;
     log_info(LogModule::kMembers, "joining",
              {{"member_incarnation", self.value}, {"scheduler", settings_.scheduler}});
@@ -285,12 +308,33 @@ class MemberProcess {
       shown_ = nullptr;
     }
     transport_stats_ = nullptr;
-    transport_words_ = nullptr;
+    ucx_ = nullptr;
     connected_ = false;
     drained_ = false;
     if (member_ == nullptr) return;
     member_->core->set_link(nullptr);
     member_.reset();
+  }
+
+  void take_secret() {
+    if (!secret_file_ || !secret_file_->changed()) return;
+    const auto text = secret_file_->read();
+    auto secrets = text.ok() ? parse_secrets(*text) : StatusOr<std::vector<std::string>>(text.status());
+    if (!secrets.ok()) {
+      log_error(LogModule::kTransport, "the cluster's secret was not read again; the old one stays",
+                {{"cause", secrets.status()}});
+      return;
+    }
+    secrets_ = *std::move(secrets);
+    if (ucx_ != nullptr) ucx_->set_secrets(secrets_[0], secrets_.size() > 1 ? secrets_[1] : "");
+    log_info(LogModule::kTransport, "the cluster's secret was read again",
+             {{"accepted", static_cast<uint64_t>(secrets_.size())}});
+  }
+
+  // A file of some bytes, on a file system of this machine: reading it does not hold up the loop.
+  void look_at_secret() {
+    take_secret();
+    thread_.loop().post_at(thread_.loop().now() + kSecretLook, [this] { look_at_secret(); });
   }
 
   void drained() {
@@ -345,7 +389,10 @@ class MemberProcess {
   // the loop's
   std::unique_ptr<Member> member_;
   std::function<TransportStats()> transport_stats_;
-  std::function<std::string()> transport_words_;
+  std::vector<std::string> secrets_;
+  std::optional<WatchedFile> secret_file_;
+  UcxTransport* ucx_ = nullptr;  // of member_
+  std::array<LogLimit, kHelloRefusals> refusal_lines_;
   std::string last_refusal_;
   int refusals_ = 0;  // of this incarnation
   bool rejoining_ = false;

@@ -31,7 +31,11 @@ StatusOr<LoadedMember> load_member(Service& service, const ProcessorConfig& proc
   s.control.ops_address = service.ops_address();
   s.control.version = Service::version();
   s.transport = config.transport;
-  ASSIGN_OR_RETURN(s.secret, read_secret(config.transport));
+  if (!config.transport.secret_file.empty()) {
+    s.secret_file.emplace(config.transport.secret_file, "transport.secret_file", kMaxSecretFileBytes);
+    ASSIGN_OR_RETURN(const std::string text, s.secret_file->read());
+    ASSIGN_OR_RETURN(s.secrets, parse_secrets(text));
+  }
   ASSIGN_OR_RETURN(s.test_faults, test_faults_of_environment());
   if (s.test_faults)
     log_warn(LogModule::kService, "faults are injected into the data plane: CONCLAVE_TEST_FAULTS is set");
@@ -76,7 +80,11 @@ void export_transport(const TransportStats& stats, uint64_t incarnations, Metric
           stats.rejected_messages);
   counter("conclave_transport_late_messages_total", "Messages of peers that were gone", stats.late_messages);
   counter("conclave_transport_blocked_sends_total", "Sends that met a bound", stats.blocked);
-  counter("conclave_transport_refused_hellos_total", "Peers refused by this process", stats.hellos_refused);
+  for (size_t i = 0; i < kHelloRefusals; ++i) {
+    sink.counter("conclave_transport_refused_hellos_total", "Peers of the data plane refused by this process",
+                 static_cast<double>(stats.hellos_refused_by[i]),
+                 {{"reason", std::string(hello_refusal_name(static_cast<HelloRefusal>(i)))}});
+  }
   counter("conclave_transport_lost_peers_total", "Peers lost", stats.peers_lost);
   sink.gauge("conclave_transport_peers", "Peers up", static_cast<double>(stats.peers));
 }

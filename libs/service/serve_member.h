@@ -40,6 +40,7 @@ Status serve_member(Service& service, MemberProcess<Core, Metrics>& member, Serv
   const auto data_plane = service.describe("data_plane", [&member] { return member.data_plane(); });
   const auto compute = service.describe("compute", [&member] { return member.compute(); });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
+  const auto hangup = service.on_hangup([&member] { member.reload_secret(); });
   service.started({}, std::move(how.phase), std::move(how.step));
   service.wait_for_stop();
   Service::limit_end(how.drain_time + 5 * kSecond);

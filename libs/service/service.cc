@@ -24,6 +24,7 @@
 #include "libs/config/load.h"
 #include "libs/config/schema.h"
 #include "libs/rpc/grpc_setup.h"
+#include "libs/service/service_tls.h"
 #include "libs/telemetry/host_facts.h"
 #include "libs/telemetry/log.h"
 #include "libs/telemetry/log_levels.h"
@@ -80,6 +81,7 @@ const char* Service::version() { return CONCLAVE_VERSION; }
 
 Status Service::start_ops(const std::string& listen, const std::string& key) {
   process_metrics_ = export_process(metrics_, CONCLAVE_VERSION, role_);
+  tls_metrics_ = metrics_.add_collector(export_tls);
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;
   hooks.startup = &startup_;
@@ -352,7 +354,12 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   rpc::route_grpc_logs([](const char* file, int line, const char* message) {
     log_debug(LogModule::kGrpc, "grpc",
               {{"file", file}, {"line", static_cast<int64_t>(line)}, {"text", message}});
+    note_grpc_line(message);
   });
+  auto identity =
+      start_tls(service.config_.tls, spec.role == "scheduler" ? tls::Use::kServer : tls::Use::kClient);
+  if (!identity.ok()) return fail(spec.program, identity.status());
+  service.config_.control.tls = *std::move(identity);
   for (const std::string& warning : loaded->warnings) log_warn(LogModule::kService, warning);
 
   const Status end = body(service);

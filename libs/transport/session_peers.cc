@@ -98,45 +98,66 @@ void SessionTransport::send_hello(Peer& peer) {
   hello.protocol_max = kProtocolVersionMax;
   hello.address = address();
   hello.fleet = options_.fleet;
-  hello.proof = wire::hello_proof(options_.secret, options_.self, hello);
+  hello.proof = wire::hello_proof(secret_, options_.self, hello);
   OutMessage message{.header = take_header_buffer(), .rows = nullptr, .control = false};
   wire::encode(wire::Envelope{options_.self, 0, 0, 0}, hello, message.header);
   link_send(peer.link, std::move(message));
 }
 
-void SessionTransport::send_hello_ack(Peer& peer, const wire::Nonce& hello_nonce) {
+void SessionTransport::send_hello_ack(Peer& peer, const wire::Nonce& hello_nonce, const std::string& secret) {
   wire::HelloAckBody ack;
   ack.receiver = peer.id;
   ack.session = peer.session_in;
   ack.nonce = peer.nonce;
   ack.window_bytes = options_.limits.max_inflight_bytes;
   ack.window_messages = options_.limits.max_inflight_messages;
-  ack.proof = wire::hello_ack_proof(options_.secret, options_.self, ack, hello_nonce);
+  ack.proof = wire::hello_ack_proof(secret, options_.self, ack, hello_nonce);
   OutMessage message{.header = take_header_buffer(), .rows = nullptr, .control = false};
   wire::encode(wire::Envelope{options_.self, peer.session_out, 0, 0}, ack, message.header);
   link_send(peer.link, std::move(message));
 }
 
-Status SessionTransport::judge_hello(const wire::Header& h, const wire::HelloBody& hello) const {
-  const auto proof = wire::hello_proof(options_.secret, h.envelope.sender, hello);
-  if (!wire::same_proof(proof, hello.proof)) {
-    return make_status(StatusCode::kUnauthenticated, "the hello does not prove the cluster's secret");
-  }
+void SessionTransport::set_secrets(std::string secret, std::string other_secret) {
+  secret_ = std::move(secret);
+  other_secret_ = std::move(other_secret);
+}
+
+const std::string* SessionTransport::proven(
+    const wire::Proof& given, const std::function<wire::Proof(const std::string&)>& proof) const {
+  const bool first = wire::same_proof(proof(secret_), given);
+  const bool second = !other_secret_.empty() && wire::same_proof(proof(other_secret_), given);
+  return first ? &secret_ : second ? &other_secret_ : nullptr;
+}
+
+std::optional<SessionTransport::Unwanted> SessionTransport::judge_hello(const wire::HelloBody& hello) const {
+  const auto unwanted = [](HelloRefusal reason, Status why) {
+    return std::optional<Unwanted>(Unwanted{reason, std::move(why)});
+  };
   if (hello.receiver != options_.self) {
-    return failed_precondition("the hello is for another incarnation than the one that listens here");
+    return unwanted(
+        HelloRefusal::kIncarnation,
+        failed_precondition("the hello is for another incarnation than the one that listens here"));
   }
   if (hello.protocol_min > kProtocolVersionMax || hello.protocol_max < kProtocolVersionMin) {
-    return failed_precondition("protocol versions " + std::to_string(hello.protocol_min) + " to " +
-                               std::to_string(hello.protocol_max) + " do not meet " +
-                               std::to_string(kProtocolVersionMin) + " to " +
-                               std::to_string(kProtocolVersionMax));
+    return unwanted(HelloRefusal::kVersion,
+                    failed_precondition("protocol versions " + std::to_string(hello.protocol_min) + " to " +
+                                        std::to_string(hello.protocol_max) + " do not meet " +
+                                        std::to_string(kProtocolVersionMin) + " to " +
+                                        std::to_string(kProtocolVersionMax)));
   }
   if (hello.fleet != options_.fleet) {
-    return failed_precondition("another fleet: \"" + hello.fleet + "\", here it is \"" + options_.fleet +
-                               "\"");
+    return unwanted(HelloRefusal::kFleet, failed_precondition("another fleet: \"" + hello.fleet +
+                                                              "\", here it is \"" + options_.fleet + "\""));
   }
-  if (hello.window_messages == 0 || hello.window_bytes == 0) return invalid_field("window", "is zero");
-  return OkStatus();
+  if (hello.window_messages == 0 || hello.window_bytes == 0)
+    return unwanted(HelloRefusal::kOther, invalid_field("window", "is zero"));
+  return std::nullopt;
+}
+
+void SessionTransport::count_refusal(HelloRefusal reason, Incarnation peer, const Status& why) {
+  ++stats_.hellos_refused;
+  ++stats_.hellos_refused_by[static_cast<size_t>(reason)];
+  if (options_.on_refused) options_.on_refused(reason, peer, why);
 }
 
 void SessionTransport::on_hello(const wire::Header& h, wire::View header) {
@@ -146,9 +167,20 @@ void SessionTransport::on_hello(const wire::Header& h, wire::View header) {
     return;
   }
   const Incarnation id = h.envelope.sender;
-  if (Status why = judge_hello(h, hello); !why.ok()) return refuse_hello(h, hello, why);
+  const std::string* const secret =
+      proven(hello.proof, [&](const std::string& known) { return wire::hello_proof(known, id, hello); });
+  if (secret == nullptr) {
+    // A stranger gets no answer: one would mean opening a link to an address of its choice. Its connect
+    // deadline tells it.
+    return count_refusal(
+        HelloRefusal::kSecret, id,
+        make_status(StatusCode::kUnauthenticated, "the hello does not prove the cluster's secret"));
+  }
+  if (const auto unwanted = judge_hello(hello)) return refuse_hello(h, hello, *unwanted, *secret);
   Peer* peer = find(id);
-  if (peer && peer->session_out == hello.session) return send_hello_ack(*peer, hello.nonce);  // said it twice
+  if (peer && peer->session_out == hello.session) {
+    return send_hello_ack(*peer, hello.nonce, *secret);  // said it twice
+  }
   if (peer && peer->state == State::kUp) {
     // The peer lost the connection, or gave it up, and starts anew; what was on its way is gone.
     fail_peer(id, unavailable("the peer connected anew"));
@@ -156,7 +188,8 @@ void SessionTransport::on_hello(const wire::Header& h, wire::View header) {
   }
   if (!peer) {
     if (peers_.size() >= options_.max_peers) {
-      return refuse_hello(h, hello, resource_exhausted("max_peers is reached"));
+      return refuse_hello(h, hello, {HelloRefusal::kBound, resource_exhausted("max_peers is reached")},
+                          *secret);
     }
     peer = &add_peer(id);
     if (!start_link(*peer, hello.address).ok()) {
@@ -166,14 +199,13 @@ void SessionTransport::on_hello(const wire::Header& h, wire::View header) {
   }
   // Else we are connecting to each other at once: our own link carries our side.
   become_up(*peer, hello.session, hello.window_bytes, hello.window_messages);
-  send_hello_ack(*peer, hello.nonce);
+  send_hello_ack(*peer, hello.nonce, *secret);
 }
 
-void SessionTransport::refuse_hello(const wire::Header& h, const wire::HelloBody& hello, const Status& why) {
-  ++stats_.hellos_refused;
-  // A stranger gets no answer: one would mean opening a link to an address of its choice. Its connect
-  // deadline tells it.
-  if (why.code() == StatusCode::kUnauthenticated) return;
+void SessionTransport::refuse_hello(const wire::Header& h, const wire::HelloBody& hello,
+                                    const Unwanted& unwanted, const std::string& secret) {
+  const Status& why = unwanted.why;
+  count_refusal(unwanted.reason, h.envelope.sender, why);
   if (refusals_.size() >= kMaxRefusals) return;  // the sender's connect deadline tells it as well
   const LinkId link = next_link_++;
   if (!link_open(link, hello.address).ok()) return;
@@ -181,7 +213,7 @@ void SessionTransport::refuse_hello(const wire::Header& h, const wire::HelloBody
   ack.receiver = h.envelope.sender;
   ack.code = static_cast<uint16_t>(why.code());
   ack.message = message_of(why);
-  ack.proof = wire::hello_ack_proof(options_.secret, options_.self, ack, hello.nonce);
+  ack.proof = wire::hello_ack_proof(secret, options_.self, ack, hello.nonce);
   OutMessage message{.header = take_header_buffer(), .rows = nullptr, .control = false};
   wire::encode(wire::Envelope{options_.self, hello.session, 0, 0}, ack, message.header);
   refusals_[link] =
@@ -209,10 +241,14 @@ void SessionTransport::on_hello_ack(const wire::Header& h, wire::View header) {
     const auto code = ack.code <= 16 ? static_cast<StatusCode>(ack.code) : StatusCode::kUnknown;
     return fail_peer(peer->id, make_status(code, "refused by the peer: " + ack.message));
   }
-  const auto proof = wire::hello_ack_proof(options_.secret, h.envelope.sender, ack, peer->nonce);
-  if (!wire::same_proof(proof, ack.proof)) {
-    return fail_peer(
-        peer->id, make_status(StatusCode::kUnauthenticated, "the peer does not prove the cluster's secret"));
+  const std::string* const secret = proven(ack.proof, [&](const std::string& known) {
+    return wire::hello_ack_proof(known, h.envelope.sender, ack, peer->nonce);
+  });
+  if (secret == nullptr) {
+    const Status why =
+        make_status(StatusCode::kUnauthenticated, "the peer does not prove the cluster's secret");
+    count_refusal(HelloRefusal::kSecret, h.envelope.sender, why);
+    return fail_peer(peer->id, why);
   }
   become_up(*peer, ack.session, ack.window_bytes, ack.window_messages);
 }

@@ -16,7 +16,10 @@ constexpr size_t kMaxSpareHeaderBytes = 1 << 20;
 }  // namespace
 
 SessionTransport::SessionTransport(Executor& executor, TransportOptions options)
-    : executor_(executor), options_(std::move(options)) {
+    : executor_(executor),
+      options_(std::move(options)),
+      secret_(options_.secret),
+      other_secret_(options_.other_secret) {
   CONCLAVE_CHECK(options_.self);
   CONCLAVE_CHECK(options_.fleet.size() <= wire::kMaxFleetBytes);
 }

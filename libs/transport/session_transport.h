@@ -17,6 +17,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -44,6 +45,8 @@ class SessionTransport : public ExpertTransport {
   void cancel(Incarnation peer, DispatchId id) override;
   void poll(std::vector<TransportEvent>& out) override;
   void set_ready(std::function<void()> ready) override;
+  // Replaces options.secret and options.other_secret for connections made from now on.
+  void set_secrets(std::string secret, std::string other_secret);
 
   TransportStats stats() const;
   // Unacknowledged at the peer, of what was sent to it; zeros when it is not up.
@@ -124,9 +127,20 @@ class SessionTransport : public ExpertTransport {
   Peer& add_peer(Incarnation id);
   Status start_link(Peer& peer, std::string_view address);
   void send_hello(Peer& peer);
-  void send_hello_ack(Peer& peer, const wire::Nonce& hello_nonce);
-  void refuse_hello(const wire::Header& h, const wire::HelloBody& hello, const Status& why);
-  Status judge_hello(const wire::Header& h, const wire::HelloBody& hello) const;
+  // `secret` is the one that the hello proved: the peer is sure to know it.
+  void send_hello_ack(Peer& peer, const wire::Nonce& hello_nonce, const std::string& secret);
+  struct Unwanted {
+    HelloRefusal reason;
+    Status why;
+  };
+  void refuse_hello(const wire::Header& h, const wire::HelloBody& hello, const Unwanted& unwanted,
+                    const std::string& secret);
+  void count_refusal(HelloRefusal reason, Incarnation peer, const Status& why);
+  // Whom we want; nothing: the hello is welcome.
+  std::optional<Unwanted> judge_hello(const wire::HelloBody& hello) const;
+  // The one of our secrets that proof(secret) makes; null: none. Looks at each whatever it finds.
+  const std::string* proven(const wire::Proof& given,
+                            const std::function<wire::Proof(const std::string&)>& proof) const;
   void on_hello(const wire::Header& h, wire::View header);
   void on_hello_ack(const wire::Header& h, wire::View header);
   void become_up(Peer& peer, uint64_t session_out, uint64_t window_bytes, uint32_t window_messages);
@@ -180,6 +194,7 @@ class SessionTransport : public ExpertTransport {
   bool ready_pending_ = false;
   TimerId ack_timer_, blocked_timer_, keepalive_timer_;
   TimePoint keepalive_due_ = 0;
+  std::string secret_, other_secret_;
   std::vector<wire::Bytes> spare_headers_;
   RowPool row_pool_;
   TransportStats stats_;

@@ -1,20 +1,44 @@
 // What every transport of ours is configured with.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "libs/base/clock.h"
 #include "libs/base/ids.h"
+#include "libs/base/status.h"
 #include "libs/ports/expert_transport.h"
 
 namespace conclave {
+
+// Why a peer of the data plane was refused by this process.
+enum class HelloRefusal : uint8_t {
+  kSecret,       // it does not prove the cluster's secret
+  kIncarnation,  // it means another incarnation than the one that listens here
+  kVersion,      // no protocol version in common
+  kFleet,        // another checkpoint or numerics
+  kBound,        // max_peers
+  kOther,
+};
+inline constexpr size_t kHelloRefusals = 6;
+inline std::string_view hello_refusal_name(HelloRefusal refusal) {
+  constexpr std::array<std::string_view, kHelloRefusals> kNames = {"secret", "incarnation", "version",
+                                                                   "fleet",  "bound",       "other"};
+  return kNames[static_cast<size_t>(refusal)];
+}
 
 struct TransportOptions {
   Incarnation self;
   // The cluster's secret: both ends of a connection prove that they know it (docs/wire_format.md).
   std::string secret;
+  // Another one that a peer may prove instead, while the secret is being changed; empty: none.
+  std::string other_secret;
+  // Told of each peer that is refused, on the executor; may be empty. `peer` is who it claims to be.
+  std::function<void(HelloRefusal, Incarnation peer, const Status& why)> on_refused;
   // What must be equal at both ends, e.g. numerics_id and model fingerprint; at most 512 bytes. A peer with
   // another is refused with FAILED_PRECONDITION.
   std::string fleet;
@@ -45,9 +69,10 @@ struct TransportStats {
   uint64_t rejected_messages = 0;  // failed their checks
   uint64_t late_messages = 0;      // of an unknown, closed or replaced peer: dropped
   uint64_t blocked = 0;            // submits and replies that met a bound
-  uint64_t hellos_refused = 0;     // by us
-  uint64_t peers_lost = 0;         // PeerDown events
-  uint64_t peers = 0;              // now up
+  uint64_t hellos_refused = 0;     // by us, and below by their reasons
+  std::array<uint64_t, kHelloRefusals> hellos_refused_by{};
+  uint64_t peers_lost = 0;  // PeerDown events
+  uint64_t peers = 0;       // now up
 };
 
 }  // namespace conclave

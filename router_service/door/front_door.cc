@@ -1,13 +1,7 @@
 #include "router_service/door/front_door.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "libs/base/random.h"
@@ -120,7 +114,8 @@ void Visit::ended(const gateway::Summary& summary) {
 FrontDoor::FrontDoor(FrontDoorOptions options)
     : options_(std::move(options)),
       anyone_(std::make_shared<Tenant>("", KeyGrant{0, 0, options_.trust_without_keys})),
-      keys_(std::make_shared<const std::vector<Key>>()) {
+      keys_(std::make_shared<const std::vector<Key>>()),
+      file_(options_.keys_file, kKeysField, options_.max_keys_file_bytes) {
   book_->on_end = options_.on_end;
 }
 
@@ -167,39 +162,10 @@ std::shared_ptr<Visit> FrontDoor::enter(std::string_view protocol, std::string_v
   return std::shared_ptr<Visit>(new Visit(book_, protocol, route, std::move(id), std::move(tenant)));
 }
 
-FrontDoor::FileMark FrontDoor::look() const {
-  struct stat info {};
-  FileMark mark;
-  if (stat(options_.keys_file.c_str(), &info) != 0) return mark;
-  mark.modified_ns = static_cast<int64_t>(info.st_mtim.tv_sec) * kSecond + info.st_mtim.tv_nsec;
-  mark.inode = info.st_ino;
-  mark.size = info.st_size;
-  return mark;
-}
-
-StatusOr<std::string> FrontDoor::read_file(FileMark& mark) const {
-  const std::string& path = options_.keys_file;
-  mark = look();  // before reading: a change in between is seen at the next look
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return invalid_field(kKeysField, "cannot read " + path + ": " + std::strerror(errno));
-  std::string text;
-  char chunk[16384];
-  ssize_t got;
-  while ((got = ::read(fd, chunk, sizeof chunk)) > 0 && text.size() <= options_.max_keys_file_bytes)
-    text.append(chunk, static_cast<size_t>(got));
-  const int error = errno;
-  ::close(fd);
-  if (got < 0) return invalid_field(kKeysField, "cannot read " + path + ": " + std::strerror(error));
-  if (text.size() > options_.max_keys_file_bytes)
-    return invalid_field(kKeysField,
-                         path + " has more than " + std::to_string(options_.max_keys_file_bytes) + " bytes");
-  return text;
-}
-
 StatusOr<size_t> FrontDoor::reload_keys() {
   if (!asks_for_keys()) return failed_precondition("no keys are configured (router.api_keys_file)");
   std::lock_guard reload(reload_mutex_);
-  auto text = read_file(mark_);
+  auto text = file_.read();
   StatusOr<std::vector<KeyLine>> lines =
       text.ok() ? parse_key_file(*text, options_.max_keys) : StatusOr<std::vector<KeyLine>>(text.status());
   if (!lines.ok()) {
@@ -233,7 +199,7 @@ StatusOr<bool> FrontDoor::reload_changed_keys() {
   if (!asks_for_keys()) return false;
   {
     std::lock_guard reload(reload_mutex_);
-    if (look() == mark_) return false;
+    if (!file_.changed()) return false;
   }
   RETURN_IF_ERROR(reload_keys().status());
   return true;

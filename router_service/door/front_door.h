@@ -14,6 +14,7 @@
 
 #include "libs/base/clock.h"
 #include "libs/base/status.h"
+#include "libs/base/watched_file.h"
 #include "router_service/door/key_file.h"
 #include "router_service/door/tenant.h"
 #include "router_service/gateway/generation.h"
@@ -133,16 +134,8 @@ class FrontDoor {
     KeyHash hash;
     std::shared_ptr<Tenant> tenant;
   };
-  struct FileMark {
-    int64_t modified_ns = 0;
-    uint64_t inode = 0;
-    int64_t size = -1;
-    bool operator==(const FileMark&) const = default;
-  };
 
   explicit FrontDoor(FrontDoorOptions options);
-  StatusOr<std::string> read_file(FileMark& mark) const;
-  FileMark look() const;
 
   const FrontDoorOptions options_;
   const std::shared_ptr<DoorBook> book_ = std::make_shared<DoorBook>();
@@ -151,7 +144,7 @@ class FrontDoor {
   std::shared_ptr<const std::vector<Key>> keys_;            // guarded by mutex_
   std::map<std::string, std::shared_ptr<Tenant>> tenants_;  // guarded by mutex_
   std::mutex reload_mutex_;                                 // one reload at a time
-  FileMark mark_;                                           // guarded by reload_mutex_
+  WatchedFile file_;                                        // guarded by reload_mutex_
   std::atomic<uint64_t> unauthenticated_{0}, reloads_{0}, failed_reloads_{0};
 };
 

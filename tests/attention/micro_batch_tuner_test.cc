@@ -42,6 +42,16 @@ TEST(MicroBatchTuner, WeightsThatAreReadAgainWantOne) {
   EXPECT_GT(counts[1], 490u) << "much slower counts are hardly tried again";
 }
 
+TEST(MicroBatchTuner, NoFurtherWhereTwoWereSlowerThanOne) {
+  MicroBatchTuner tuner(16, 1);
+  const auto cost = layer(1e6, 0, 5e6);
+  for (int i = 0; i < 31; ++i) {
+    const uint32_t count = tuner.choose(256, false);
+    ASSERT_EQ(count, i == 1 ? 2u : 1u) << "step " << i;
+    tuner.observe(256, false, count, static_cast<Nanos>(cost(count)));
+  }
+}
+
 TEST(MicroBatchTuner, FindsTheValleyBetween) {
   MicroBatchTuner tuner(16, 1);
   auto counts = used(tuner, 256, 2000, [](uint32_t n) { return 1e6 * (8.0 / n + n); });

@@ -69,6 +69,7 @@ ProcessCluster::ProcessCluster(ClusterShape shape)
   }
   rpc::ClientOptions options;
   options.target = scheduler_address_;
+  options.tls = shape_.tls;
   options.reconnect_max = 200 * kMillisecond;
   gateway = std::make_unique<rpc::SchedulerClient>(options, "test", make_incarnation());
 }
@@ -88,6 +89,7 @@ Process ProcessCluster::launch(const std::string& program, const std::string& na
                                std::vector<std::string> arguments, const std::vector<std::string>& more) {
   std::filesystem::remove(ready_path(name));
   arguments.insert(arguments.end(), {"--ops-listen", any_port(name), "--ready-file", ready_path(name)});
+  arguments.insert(arguments.end(), shape_.arguments.begin(), shape_.arguments.end());
   arguments.insert(arguments.end(), more.begin(), more.end());
   Surroundings where;
   if (shape_.network != nullptr) where.netns = shape_.network->node(name).netns;

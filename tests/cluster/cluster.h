@@ -41,6 +41,8 @@ struct ClusterShape {
   bool start_members = true;  // false: only the scheduler starts by itself
   std::vector<std::string> worker_arguments = {"--set", "attention.kv_bytes=64MiB"};
   std::vector<std::string> shard_arguments;
+  std::vector<std::string> arguments;  // of every process
+  std::shared_ptr<tls::Identity> tls;  // the gateway's; null: in clear
   // Each process on its node of this network, called as the process; the test is the host. Null: loopback.
   Network* network = nullptr;
 };

@@ -14,6 +14,7 @@ struct FaultFlags {
   std::string only;       // cells whose names contain it
   uint32_t kills = 20;    // of each kind, for the stall figures
   uint32_t seconds = 60;  // of the soak
+  std::string checkpoint;  // of the real geometry, for the shard without replica; empty: made (13.5 GB)
   std::string markdown;   // file that tables are appended to, beside the standard output
 };
 

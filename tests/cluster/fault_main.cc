@@ -1,6 +1,7 @@
 // The fault programs: cluster_fault_test [--all | --stall | --scale | --soak SECONDS] [--seed N] [--only
 // TEXT]
-// [--kills N] [--markdown FILE], and what GoogleTest takes. Without one of the first, what `check` runs.
+// [--kills N] [--checkpoint DIR] [--markdown FILE], and what GoogleTest takes. Without one of the first, what
+// `check` runs.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -43,6 +44,8 @@ int run(int argc, char** argv) {
       flags.only = value();
     } else if (flag == "--kills") {
       flags.kills = static_cast<uint32_t>(std::stoul(value()));
+    } else if (flag == "--checkpoint") {
+      flags.checkpoint = value();
     } else if (flag == "--markdown") {
       flags.markdown = value();
     } else {

@@ -243,7 +243,7 @@ struct FaultMatrix::Course {
       RouterLoad load(cluster.http_address(), matrix.texts_,
                       static_cast<uint32_t>(matrix.expected_[0].size()), kStreams);
       under(load);
-      result.lost = load.lost();
+      result.resumed = load.resumed();
     } else {
       Load load(*cluster.gateway, matrix.expected_, {.concurrency = kStreams, .seed = random.next()});
       under(load);

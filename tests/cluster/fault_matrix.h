@@ -63,8 +63,8 @@ std::vector<FaultCell> all_fault_cells();
 struct CellResult {
   std::vector<std::string> faults;  // empty: passed
   uint64_t requests = 0;            // completed
-  uint64_t lost = 0;     // streams that their router took with it, asked again (with the same answer)
-  uint64_t refused = 0;  // never accepted
+  uint64_t resumed = 0;             // streams that their router took with it
+  uint64_t refused = 0;             // never accepted
   Nanos longest_gap = 0;
   Nanos took = 0;
   std::vector<std::string> unexpected_ends;  // of survivors, with their logs

@@ -184,7 +184,7 @@ StatusOr<std::string> dechunk(std::string_view body) {
 }
 
 StatusOr<HttpAnswer> exchange(const std::string& address, const std::string& request, Nanos limit,
-                              const std::function<void(std::string_view)>& on_bytes = {}) {
+                              const std::function<void(std::string_view)>& on_bytes) {
   ASSIGN_OR_RETURN(const HostPort to, parse_host_port(address));
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return internal_error("no socket");
@@ -216,17 +216,21 @@ StatusOr<HttpAnswer> exchange(const std::string& address, const std::string& req
 
 }  // namespace
 
-StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path) {
-  return exchange(address, "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",
-                  5 * kSecond);
+StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path, Nanos limit,
+                              const std::function<void(std::string_view)>& on_bytes,
+                              const std::string& headers) {
+  return exchange(address,
+                  "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n" + headers + "\r\n",
+                  limit, on_bytes);
 }
 
 StatusOr<HttpAnswer> http_post(const std::string& address, const std::string& path, const std::string& json,
-                               Nanos limit, const std::function<void(std::string_view)>& on_bytes) {
+                               Nanos limit, const std::function<void(std::string_view)>& on_bytes,
+                               const std::string& headers) {
   return exchange(address,
                   "POST " + path +
                       " HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json" +
-                      "\r\nContent-Length: " + std::to_string(json.size()) + "\r\n\r\n" + json,
+                      "\r\n" + headers + "Content-Length: " + std::to_string(json.size()) + "\r\n\r\n" + json,
                   limit, on_bytes);
 }
 

@@ -60,10 +60,14 @@ struct HttpAnswer {
   int code = 0;
   std::string body;
 };
-StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path);
+// `headers`: further header lines, each with its line end. `on_bytes` is told of each piece of the answer as
+// it comes, with its headers and chunk headers; `limit` is for each piece.
+StatusOr<HttpAnswer> http_get(const std::string& address, const std::string& path, Nanos limit = 5 * kSecond,
+                              const std::function<void(std::string_view)>& on_bytes = {},
+                              const std::string& headers = "");
 // POST of a JSON body, on a connection of its own; the body of the answer without its chunk headers.
-// `on_bytes` is told of each piece of the answer as it comes, with its headers.
 StatusOr<HttpAnswer> http_post(const std::string& address, const std::string& path, const std::string& json,
-                               Nanos limit, const std::function<void(std::string_view)>& on_bytes = {});
+                               Nanos limit, const std::function<void(std::string_view)>& on_bytes = {},
+                               const std::string& headers = "");
 
 }  // namespace conclave

@@ -8,6 +8,7 @@
 
 #include "libs/base/id_text.h"
 #include "tests/cluster/cluster.h"
+#include "tests/cluster/completions.h"
 #include "tests/router/raw_http.h"
 
 namespace conclave {
@@ -19,8 +20,6 @@ using testing::RawClient;
 using testing::RawResponse;
 
 const auto* const g_environment = ::testing::AddGlobalTestEnvironment(new ClusterEnvironment);
-
-constexpr char kResumable[] = "x-conclave-resumable: 1\r\n";
 
 uint16_t port_of(const std::string& address) {
   return static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
@@ -95,27 +94,6 @@ std::string comparable(const std::string& body) {
   return std::regex_replace(body, kOwn, "*");
 }
 
-// What a client that breaks off has: whole events of a chunked body.
-std::string whole_events(std::string received) {
-  received.erase(0, received.find("\r\n\r\n") + 4);
-  std::string body;
-  for (size_t at = 0; at < received.size();) {
-    const size_t line = received.find("\r\n", at);
-    if (line == std::string::npos) break;
-    const size_t size = std::strtoul(received.c_str() + at, nullptr, 16);
-    body += received.substr(line + 2, size);
-    at = line + 2 + size + 2;
-  }
-  return body.substr(0, body.rfind("\n\n") == std::string::npos ? 0 : body.rfind("\n\n") + 2);
-}
-uint64_t last_id(const std::string& events) {
-  const size_t at = events.rfind("id: ");
-  return at == std::string::npos ? 0 : std::stoull(events.substr(at + 4));
-}
-std::string stream_id(const std::string& received) {
-  const size_t at = received.find("x-conclave-stream-id: ");
-  return at == std::string::npos ? "" : received.substr(at + 22, 32);
-}
 RawResponse resume(uint16_t port, const std::string& id, uint64_t after) {
   RawClient client(port);
   client.send_request("GET", "/v1/streams/" + id, "", "last-event-id: " + std::to_string(after) + "\r\n");

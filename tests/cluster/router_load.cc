@@ -42,9 +42,11 @@ void RouterLoad::serve(Client& client) {
     for (bool answered = false; !answered;) {
       client.last = 0;
       lock.unlock();
-      const std::string text =
-          complete(address_, kind, tokens_, true, [&](std::string_view bytes) { heard(client, bytes); });
+      uint32_t broken = 0;
+      const std::string text = complete_resuming(address_, kind, tokens_, broken,
+                                                 [&](std::string_view bytes) { heard(client, bytes); });
       lock.lock();
+      resumed_ += broken;
       answered = true;
       if (text == expected_[kind]) {
         ++report_.completed;
@@ -52,11 +54,10 @@ void RouterLoad::serve(Client& client) {
       } else if (text.starts_with("failed: 503") || text.starts_with("failed: 429")) {
         ++report_.refused;
         answered = stopping_;
-      } else if (text.starts_with("failed: no ") || text.starts_with("failed: the answer ends")) {
-        // Refused connections are part of one loss.
-        if (client.last != 0) ++lost_;
-        answered = ++attempts >= kMaxAttempts;
-        if (answered) ++report_.wrong;
+      } else if (text.starts_with("failed: no ")) {
+        // Nobody listens, or the router went before it said that the request is accepted.
+        answered = stopping_ || ++attempts >= kMaxAttempts;
+        if (attempts >= kMaxAttempts) ++report_.wrong;
       } else {
         ++report_.wrong;
         if (report_.faults.size() < kMaxFaults)
@@ -115,9 +116,9 @@ bool RouterLoad::over() const {
          std::none_of(clients_.begin(), clients_.end(), [](const Client& client) { return client.busy; });
 }
 
-uint64_t RouterLoad::lost() const {
+uint64_t RouterLoad::resumed() const {
   std::lock_guard lock(mutex_);
-  return lost_;
+  return resumed_;
 }
 
 }  // namespace conclave

@@ -1,5 +1,5 @@
-// Streamed completions over HTTP, always so many at once, as load.h has them at the scheduler. What a router
-// takes with it is asked again.
+// Streamed completions over HTTP, always so many at once, as load.h has them at the scheduler. A stream that
+// its router takes with it is resumed.
 #pragma once
 
 #include <condition_variable>
@@ -27,8 +27,8 @@ class RouterLoad {
   LoadReport report() const;
   void stop();
   bool over() const;
-  // Streams whose connection was lost; each was asked again until it had its answer.
-  uint64_t lost() const;
+  // How often a stream broke and was resumed.
+  uint64_t resumed() const;
 
  private:
   struct Client {
@@ -46,7 +46,7 @@ class RouterLoad {
   std::vector<Client> clients_;
   LoadReport report_;
   uint64_t next_ = 0;
-  uint64_t lost_ = 0;
+  uint64_t resumed_ = 0;
   Nanos longest_gap_ = 0;
   bool stopping_ = false;
   std::vector<std::thread> threads_;  // last

@@ -80,8 +80,8 @@ TEST(SoakTest, LongKillsAndCancellations) {
   std::ostringstream line;
   line << fault_flags().seconds << " s: " << direct.completed + routed.completed << " requests completed, "
        << direct.cancelled << " cancelled, " << direct.wrong + routed.wrong << " wrong, "
-       << direct.refused + routed.refused << " refused; " << clients.lost()
-       << " streams went with their router and were asked again; survivors that ended: "
+       << direct.refused + routed.refused << " refused; " << clients.resumed()
+       << " streams went with their router and were resumed; survivors that ended: "
        << keeper.unexpected().size();
   table_line(line.str());
   table_line("");

@@ -1,6 +1,10 @@
 // How long streams stand still when a process is killed: the longest gap between two tokens of a stream, over
 // all streams, for each of many kills.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iomanip>
@@ -88,6 +92,99 @@ TEST(StallTest, LongKillsOfEachRole) {
                milliseconds(gaps[gaps.size() / 2]) + " | " + milliseconds(gaps.back()) + " | " +
                milliseconds(kind.aim) + " |");
   }
+}
+
+// Bytes a second of a file in the page cache that a mapping of its own gets to see for the first time, one
+// page after the other on one thread; 0 when the file cannot be read.
+double page_in_rate(const std::filesystem::path& file) {
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat info {};
+  if (fd < 0 || fstat(fd, &info) != 0) return 0;
+  const auto size = static_cast<size_t>(info.st_size);
+  void* map = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  close(fd);
+  if (map == MAP_FAILED) return 0;
+  const auto touch = [&] {
+    uint64_t sum = 0;
+    for (size_t at = 0; at < size; at += 4096) sum += static_cast<const volatile uint8_t*>(map)[at];
+    return sum;
+  };
+  // The first time it may come from the disk.
+  touch();
+  madvise(map, size, MADV_DONTNEED);
+  const TimePoint begin = steady_now();
+  touch();
+  const double rate = static_cast<double>(size) / (static_cast<double>(steady_now() - begin) * 1e-9);
+  munmap(map, size);
+  return rate;
+}
+
+// The survivor has to map half of the experts of M2's geometry before anything goes on.
+TEST(StallTest, LongAShardWithoutReplicaOnTheRealGeometry) {
+  constexpr uint32_t kFew = 8, kShort = 24;
+  constexpr double kThird = 256;      // of the (layer, expert) pairs
+  constexpr Nanos kBeyond = kSecond;  // aim, on top of the page-in
+  if (std::string("a shard without replica, real geometry").find(fault_flags().only) == std::string::npos)
+    GTEST_SKIP() << "not asked for";
+  ClusterShape shape;
+  shape.model = fault_flags().checkpoint;
+  if (shape.model.empty()) {
+    MakeOptions options;
+    options.out = shape.model = ClusterEnvironment::directory() + "/m2-3";
+    options.geometry = "m2";
+    options.layers = 3;
+    options.dtype = "fp8";
+    const auto made = make_checkpoint(options);
+    ASSERT_TRUE(made.ok()) << made.status();
+  }
+  shape.scheduler_arguments = {"--set", "scheduler.min_replicas=1", "--set", "scheduler.max_replicas=1"};
+  double rate = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(shape.model)) {
+    if (entry.path().extension() == ".safetensors" && entry.file_size() > 1u << 30)
+      rate = std::max(rate, page_in_rate(entry.path()));
+  }
+  ASSERT_GT(rate, 0);
+  const auto expected = undisturbed(kFew, kShort, shape.model);
+  ProcessCluster cluster(shape);
+  ASSERT_TRUE(cluster.wait_ready());
+  Keeper keeper(cluster);
+  Load load(*cluster.gateway, expected, {.concurrency = kFew});
+  SplitMix64 random(fault_flags().seed);
+  table_line(
+      "| killed, M2's geometry, 3 layers | longest gap without a kill, ms | weights to map, GB | their "
+      "page-in, ms "
+      "| longest gap, ms | beyond the page-in, ms | aim, ms |");
+  table_line("|---|---|---|---|---|---|---|");
+  for (uint32_t i = 0; i < std::min(fault_flags().kills, 5u); ++i) {
+    const auto even = [&] {
+      return all_ready(keeper, cluster) && load.running() == kFew &&
+             cluster.metric("scheduler", "conclave_scheduler_preparing_placements") == 0 &&
+             std::min(cluster.metric("shard0", "conclave_expert_held_experts"),
+                      cluster.metric("shard1", "conclave_expert_held_experts")) >= kThird;
+    };
+    ASSERT_TRUE(keeper.tend_until(even, 2 * kLimit));
+    load.mark();
+    keeper.tend_for(kQuiet);
+    const Nanos without = load.longest_gap();
+    const std::string victim = random.chance(0.5) ? "shard0" : "shard1";
+    const double bytes = cluster.metric(victim, "conclave_expert_held_weight_bytes");
+    load.mark();
+    keeper.kill(victim);
+    const TimePoint killed = steady_now();
+    ASSERT_TRUE(keeper.tend_until([&] { return load.all_moved(killed); }, 2 * kLimit));
+    ASSERT_TRUE(keeper.tend_until(even, 2 * kLimit));
+    const Nanos gap = load.longest_gap();
+    const auto page_in = static_cast<Nanos>(bytes / rate * 1e9);
+    std::ostringstream line;
+    line << std::fixed << std::setprecision(1) << "| " << victim << " | " << milliseconds(without) << " | "
+         << bytes / 1e9 << " | " << milliseconds(page_in) << " | " << milliseconds(gap) << " | "
+         << milliseconds(gap - page_in) << " | " << milliseconds(kBeyond) << " |";
+    table_line(line.str());
+  }
+  load.stop();
+  ASSERT_TRUE(keeper.tend_until([&] { return load.over(); }, 2 * kLimit));
+  const LoadReport report = load.report();
+  EXPECT_EQ(report.wrong, 0u) << ::testing::PrintToString(report.faults);
 }
 
 }  // namespace

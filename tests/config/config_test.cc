@@ -260,19 +260,40 @@ TEST(AddressTest, HostPort) {
   }
 }
 
-TEST(SecretTest, ReadAndRefused) {
-  const std::string path = ::testing::TempDir() + "conclave_secret_test";
-  TransportConfig transport;
-  EXPECT_EQ(*read_secret(transport), "");
-  transport.secret_file = path;
-  std::ofstream(path) << "s3cret\n";
-  EXPECT_EQ(*read_secret(transport), "s3cret");
-  std::ofstream(path) << "\n";
-  EXPECT_THAT(message_of(read_secret(transport).status()), HasSubstr("is empty"));
-  std::ofstream(path) << std::string(5000, 'x');
-  EXPECT_THAT(message_of(read_secret(transport).status()), HasSubstr("longer than 4096"));
-  std::filesystem::remove(path);
-  EXPECT_EQ(field_of(read_secret(transport).status()), "transport.secret_file");
+TEST(SecretTest, OneOrTwoLines) {
+  const std::string a = "0123456789abcdef", b = "another secret of the cluster";
+  EXPECT_THAT(*parse_secrets(a), ::testing::ElementsAre(a));
+  EXPECT_THAT(*parse_secrets(" " + a + " \r\n\n"), ::testing::ElementsAre(a));
+  EXPECT_THAT(*parse_secrets(a + "\n" + b), ::testing::ElementsAre(a, b));
+  EXPECT_THAT(*parse_secrets("\n\n" + b + "\n\n" + a + "\n"), ::testing::ElementsAre(b, a));
+  const std::pair<std::string, const char*> refused[] = {
+      {"", "is empty"},
+      {" \n\r\n", "is empty"},
+      {"0123456789abcde", "fewer than 16 bytes"},
+      {a + "\nshort", "fewer than 16 bytes"},
+      {a + "\n" + a, "has a secret twice"},
+      {a + "\n" + b + "\n" + b + "!", "more than two lines"},
+  };
+  for (const auto& [text, why] : refused) {
+    const Status status = parse_secrets(text).status();
+    EXPECT_THAT(message_of(status), HasSubstr(why)) << text;
+    EXPECT_EQ(field_of(status), "transport.secret_file");
+    EXPECT_THAT(message_of(status), Not(HasSubstr("0123"))) << "an error must not show the secret";
+  }
+}
+
+TEST(ConfigTest, FilesOfTlsGoTogether) {
+  const auto parsed = [](const std::string& tls) {
+    return parse_config("tls:\n" + tls, "c.yaml", {}).status();
+  };
+  EXPECT_TRUE(parsed("  ca_file: a\n  cert_file: b\n  key_file: c\n  server_name: s\n").ok());
+  EXPECT_THAT(message_of(parsed("  ca_file: a\n")),
+              AllOf(HasSubstr("tls.cert_file is not set"), HasSubstr("tls.key_file is not set"),
+                    Not(HasSubstr("tls.ca_file is not set"))));
+  EXPECT_THAT(message_of(parsed("  cert_file: b\n  key_file: c\n")), HasSubstr("tls.ca_file is not set"));
+  EXPECT_THAT(message_of(parsed("  server_name: s\n")), HasSubstr("tls.server_name has no effect without"));
+  EXPECT_THAT(message_of(parsed("  client_names: a,b\n")),
+              HasSubstr("tls.client_names has no effect without"));
 }
 
 TEST(NearestNameTest, OnlyWhatIsNear) {

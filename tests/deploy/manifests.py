@@ -17,7 +17,9 @@ KUSTOMIZATIONS = {
     "gpu-rdma": KUBERNETES / "overlays" / "gpu-rdma",
     "leader-worker-set": KUBERNETES / "overlays" / "leader-worker-set",
     "every_component": pathlib.Path(__file__).resolve().parent / "every_component",
+    "demo_mtls": pathlib.Path(__file__).resolve().parent / "demo_mtls",
 }
+WITH_MTLS = ("every_component", "demo_mtls")
 # Which section of the configuration each role's own keys are in, and the keys that say where it listens.
 SECTION = {"router": "router", "scheduler": "scheduler", "attention": "attention", "expert": "experts"}
 LISTENS = {"router": {"http": "http_listen", "grpc": "grpc_listen", "ops": "ops_listen"},

@@ -9,6 +9,7 @@ import manifests
 from manifests import LISTENS, SECTION, config, matches, named, of_kind, quantity, workloads
 
 SECRETS = {"conclave-cluster-secret": {"secret"}, "conclave-api-keys": {"api-keys"}}  # made as docs/kubernetes.md says
+TLS_SECRETS = {f"conclave-tls-{role}": {"ca.crt", "tls.crt", "tls.key"} for role in SECTION}  # by cert-manager, or as docs/security.md says
 DATA_PLANE = (17000, 17999)
 LEAVE_AFTER_DRAIN_S = 5  # Service::limit_end(drain_time + 5 s)
 
@@ -236,27 +237,63 @@ class Manifests(unittest.TestCase):
                 if "configMap" in volume:
                     self.assertIsNotNone(named(objects, "ConfigMap", volume["configMap"]["name"]))
                 if "secret" in volume:
-                    self.assertIn(volume["secret"]["secretName"], SECRETS)
+                    self.assertIn(volume["secret"]["secretName"], {**SECRETS, **TLS_SECRETS})
             claims = {v["persistentVolumeClaim"]["claimName"] for w in workloads(objects) for v in w.pod["volumes"] if "persistentVolumeClaim" in v}
             self.assertEqual({o["metadata"]["name"] for o in of_kind(objects, "PersistentVolumeClaim")}, claims)
 
     def test_files_that_the_configuration_names_are_mounted(self):
-        for _, objects, workload in self.every_workload():
+        for name, objects, workload in self.every_workload():
+            mtls = name in manifests.WITH_MTLS
             volumes = {v["name"]: v for v in workload.pod["volumes"]}
             mounts = {m["mountPath"]: volumes[m["name"]] for m in workload.container["volumeMounts"]}
             settings = config(objects, workload)
             needed = {"router": ["router.api_keys_file"], "attention": ["transport.secret_file"], "expert": ["transport.secret_file"],
-                      "scheduler": []}[workload.role]
+                      "scheduler": []}[workload.role] + mtls * ["tls.ca_file", "tls.cert_file", "tls.key_file"]
+            self.assertEqual("tls" in settings, mtls)
             for key in needed:
-                section, _, name = key.partition(".")
-                folder, _, file = settings[section][name].rpartition("/")
-                self.assertIn(file, SECRETS[mounts[folder]["secret"]["secretName"]])
+                section, _, key = key.partition(".")
+                folder, _, file = settings[section][key].rpartition("/")
+                self.assertIn(file, {**SECRETS, **TLS_SECRETS}[mounts[folder]["secret"]["secretName"]])
             if workload.role != "scheduler":
                 self.assertTrue(settings["model"]["path"].startswith("/models/"))
                 self.assertIn("/models", mounts)
             # Files of every process, and of nobody else.
+            own = {"router": {"conclave-api-keys"}, "scheduler": set()}.get(workload.role, {"conclave-cluster-secret"})
             self.assertEqual({v["secret"]["secretName"] for v in volumes.values() if "secret" in v},
-                             {"router": {"conclave-api-keys"}, "scheduler": set()}.get(workload.role, {"conclave-cluster-secret"}))
+                             own | ({f"conclave-tls-{workload.role}"} if mtls else set()))
+
+    def test_certificates(self):
+        def hours(text):
+            return int(re.fullmatch(r"([0-9]+)h", text).group(1))
+        for name in manifests.WITH_MTLS:
+            objects = manifests.rendered(name)
+            certificates = {c["spec"]["secretName"]: c["spec"] for c in of_kind(objects, "Certificate")}
+            for workload in workloads(objects):
+                with self.subTest(f"{name} {workload.name}"):
+                    spec = certificates[f"conclave-tls-{workload.role}"]
+                    self.assertLessEqual({"server auth", "client auth", "digital signature"}, set(spec["usages"]))
+                    self.assertNotIn("isCA", spec)
+                    self.assertEqual(spec["privateKey"]["rotationPolicy"], "Always")
+                    # Renewed long before the alert ConclaveCertificateExpires, and read again by itself.
+                    self.assertLessEqual(hours(spec["duration"]), 31 * 24)
+                    self.assertGreaterEqual(hours(spec["renewBefore"]), 48)
+                    self.assertLess(hours(spec["renewBefore"]), hours(spec["duration"]) / 2)
+                    settings = config(objects, workload)
+                    # Whom the scheduler lets in, and as whom members know it.
+                    allowed = settings["tls"]["client_names"].split(",")
+                    self.assertTrue(set(spec["dnsNames"]) & set(allowed))
+                    if workload.role == "scheduler":
+                        self.assertIn(settings["scheduler"]["address"].partition(":")[0], spec["dnsNames"])
+                        self.assertIn("127.0.0.1", spec["ipAddresses"])
+            issuers = {i["metadata"]["name"]: i["spec"] for i in of_kind(objects, "Issuer")}
+            for secret, spec in certificates.items():
+                issuer = issuers[spec["issuerRef"]["name"]]
+                if spec.get("isCA"):
+                    self.assertEqual(issuer, {"selfSigned": {}})
+                    # Else certificates that it has signed would be refused as soon as it is renewed.
+                    self.assertEqual(spec["privateKey"]["rotationPolicy"], "Never")
+                else:
+                    self.assertTrue(certificates[issuer["ca"]["secretName"]]["isCA"])
 
     def test_configuration_keys_exist(self):
         keys = manifests.config_keys()

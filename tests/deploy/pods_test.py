@@ -24,12 +24,38 @@ def make_key():
     return re.search(r"^key\s+(\S+)$", made, re.MULTILINE).group(1), re.search(r"^line\s+(.+)$", made, re.MULTILINE).group(1)
 
 
+def make_certificates(scratch, objects):
+    """The Secrets that cert-manager would make of the manifests' Certificates: name -> {key: text}."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=scratch))
+
+    def openssl(*words):
+        subprocess.run(["openssl", *words], cwd=folder, capture_output=True, check=True)
+    certificates = [c["spec"] for c in manifests.of_kind(objects, "Certificate") if "isCA" not in c["spec"]]
+    if not certificates:
+        return {}
+    openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "ca.key", "-out", "ca.crt",
+            "-days", "2", "-subj", "/CN=conclave-ca")
+    usage = {"server auth": "serverAuth", "client auth": "clientAuth"}
+    out = {}
+    for spec in certificates:
+        names = [f"DNS:{n}" for n in spec["dnsNames"]] + [f"IP:{a}" for a in spec.get("ipAddresses", [])]
+        (folder / "extensions").write_text(f"subjectAltName={','.join(names)}\nkeyUsage=critical,digitalSignature\n"
+                                           f"extendedKeyUsage={','.join(usage[u] for u in spec['usages'] if u in usage)}\n")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "tls.key", "-out", "tls.csr",
+                "-subj", f"/CN={spec['commonName']}")
+        openssl("x509", "-req", "-in", "tls.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1",
+                "-extfile", "extensions", "-out", "tls.crt")
+        out[spec["secretName"]] = {key: (folder / key).read_text() for key in ("ca.crt", "tls.crt", "tls.key")}
+    return out
+
+
 class Cluster:
     def __init__(self, scratch, kustomization):
         self.scratch, self.objects = scratch, manifests.rendered(kustomization)
         self.workloads = {w.role: w for w in manifests.workloads(self.objects)}
         self.key, line = make_key()
-        self.secrets = {"conclave-cluster-secret": {"secret": "secret of a test\n"}, "conclave-api-keys": {"api-keys": line + "\n"}}
+        self.secrets = {"conclave-cluster-secret": {"secret": "secret of a test\n"}, "conclave-api-keys": {"api-keys": line + "\n"},
+                        **make_certificates(scratch, self.objects)}
         self.next_number = SCHEDULER_NUMBER
         self.all = []
 
@@ -98,9 +124,9 @@ class ClusterTest(unittest.TestCase):
         os.chmod(self.scratch, 0o755)
         self.addCleanup(scratch.cleanup)
 
-    def start_demo(self):
-        """The overlay cpu-demo with two workers and two shards, every probe succeeding."""
-        self.cluster = Cluster(self.scratch, "cpu-demo")
+    def start_demo(self, kustomization="cpu-demo"):
+        """The demo with two workers and two shards, every probe succeeding."""
+        self.cluster = Cluster(self.scratch, kustomization)
         self.addCleanup(self.cluster.close)
         self.scheduler = self.cluster.start("scheduler", "conclave-scheduler-0")
         self.members = [self.cluster.start("attention", f"conclave-attention-{i}") for i in range(2)]
@@ -135,7 +161,7 @@ class Pods(ClusterTest):
                 subprocess.run(["ip", "link", "del", f"pod{pod.address.rpartition('.')[2]}"], capture_output=True)
 
     def test_the_demo_starts_answers_and_ends(self):
-        self.start_demo()
+        self.start_demo("demo_mtls")  # Rolling runs the one in clear
         env = manifests.environment(self.cluster.objects, self.shards[0].workload)
         first, last = (int(port) for port in env["UCX_TCP_PORT_RANGE"].split("-"))
         for pod in self.members + self.shards:
@@ -147,6 +173,10 @@ class Pods(ClusterTest):
             ask(self.router, "ck-another")
         refused.exception.close()
         self.assertEqual(refused.exception.code, 401)
+        with urllib.request.urlopen(f"http://{self.scheduler.address}:7071/metrics", timeout=pods.DEADLINE_S) as answer:
+            metrics = answer.read().decode()
+        self.assertRegex(metrics, r"(?m)^conclave_tls_certificate_expiry_seconds [1-9]")
+        self.assertEqual(re.findall(r"(?m)^conclave_tls_refused_handshakes_total.* (?!0$).*$", metrics), [])
         for pod in self.fleet():
             self.assertNotIn("has no effect", pod.log())
         for pod in [self.router, *self.members]:

@@ -29,6 +29,11 @@ OTHERS = {
     ("monitoring.coreos.com/v1", "PrometheusRule"): {
         "groups": [{"name": None, "rules": [{"alert": None, "record": None, "expr": None, "for": None, "labels": None,
                                              "annotations": None}]}]},
+    ("cert-manager.io/v1", "Issuer"): {"selfSigned": None, "ca": {"secretName": None}},
+    ("cert-manager.io/v1", "Certificate"): {
+        "isCA": None, "commonName": None, "secretName": None, "duration": None, "renewBefore": None, "usages": None,
+        "dnsNames": None, "ipAddresses": None, "privateKey": {"algorithm": None, "size": None, "rotationPolicy": None},
+        "issuerRef": {"group": None, "kind": None, "name": None}},
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): {
         "parentRefs": PARENT,
         "rules": [{"matches": [{"path": {"type": None, "value": None}}], "timeouts": {"request": None, "backendRequest": None},

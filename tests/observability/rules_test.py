@@ -51,6 +51,9 @@ def healthy():
     for role, number in (("router", 0), ("scheduler", 0), ("attention", 0), ("expert", 0), ("expert", 1)):
         for kind in ("executor", "work"):
             out[f'conclave_stalled_parts{{{instance(role, number)},kind="{kind}"}}'] = flat(0)
+        for reason in ("not_tls", "expired"):
+            out[f'conclave_tls_refused_handshakes_total{{{instance(role, number)},reason="{reason}"}}'] = flat(0)
+        out[f"conclave_tls_certificate_expiry_seconds{{{instance(role, number)}}}"] = flat(7 * 86400)  # time begins at 0
     for role, hop in (("router", "client"), ("router", "router_text"), ("scheduler", "worker"), ("scheduler", "room")):
         out[f'conclave_stalled_requests{{{instance(role)},hop="{hop}"}}'] = flat(0)
     router, scheduler, attention = instance("router"), instance("scheduler"), instance("attention")
@@ -79,8 +82,9 @@ def healthy():
                         ("missing_items", 0), ("dispatch_deadlines", 0), ("rejected_combines", 0)):
         out[f"conclave_attention_{name}_total{{{attention}}}"] = rising(count)
     for labels in (attention, instance("expert", 0), instance("expert", 1)):
-        for name in ("rejected_messages", "refused_hellos"):
-            out[f"conclave_transport_{name}_total{{{labels}}}"] = flat(0)
+        out[f"conclave_transport_rejected_messages_total{{{labels}}}"] = flat(0)
+        for reason in ("secret", "fleet"):
+            out[f'conclave_transport_refused_hellos_total{{{labels},reason="{reason}"}}'] = flat(0)
     for number in (0, 1):
         labels = instance("expert", number)
         out[f"conclave_expert_rows_total{{{labels}}}"] = rising(4000 + 500 * number)
@@ -193,8 +197,20 @@ SCENARIOS = [
      {4: [], 10: ["ConclaveMemberLost", "ConclaveMembersFlap"], 25: ["ConclaveMembersFlap"]}),
     ("a member of another version", scheduler("refused_members_total", "0x10 0+1x100"),
      {4: [], 7: ["ConclaveMembersRefused"]}),
-    ("a peer without the secret", {metric("expert", "conclave_transport_refused_hellos_total"): "0x10 0+1x100"},
+    ("a peer without the secret",
+     {metric("expert", "conclave_transport_refused_hellos_total", 'reason="secret"'): "0x10 0+1x100"},
      {4: [], 7: ["ConclaveMembersRefused"]}),
+    ("a stranger speaks to the scheduler",
+     {metric("scheduler", "conclave_tls_refused_handshakes_total", 'reason="not_tls"'): "0x10 1x100"},
+     {4: [], 7: ["ConclaveTlsRefused"], 17: []}),
+    ("strangers were refused long ago",
+     {metric("scheduler", "conclave_tls_refused_handshakes_total", 'reason="not_tls"'): flat(7)}, {25: []}),
+    ("a certificate was not renewed", {metric("attention", "conclave_tls_certificate_expiry_seconds"): flat(86400 + 900)},
+     {14: [], 16: ["ConclaveCertificateExpires"]}),
+    ("a certificate is renewed in time",
+     {metric("attention", "conclave_tls_certificate_expiry_seconds"): stepping(86400 + 900, 10, flat(7 * 86400))},
+     {14: [], 25: []}),
+    ("the control plane is in clear", {metric("attention", "conclave_tls_certificate_expiry_seconds"): flat(0)}, {25: []}),
     ("members were refused long ago", scheduler("refused_members_total", flat(7)), {25: []}),
     # exchange
     ("a worker reaches one shard of two", attention("connected_shards", stepping(2, 5, flat(1))),

@@ -8,7 +8,8 @@
 namespace conclave::scheduler {
 namespace {
 
-constexpr uint64_t kPool = 24;  // different requests of the chaos
+constexpr uint32_t kPairs = 16;  // (layer, expert) pairs of the model
+constexpr uint64_t kPool = 24;   // different requests of the chaos
 constexpr Nanos kStreamLimit = 120 * kSecond;
 constexpr Nanos kIdleLimit = 60 * kSecond;
 
@@ -26,6 +27,15 @@ ClusterConfig chaos_config(uint64_t seed, SplitMix64& random) {
   config.scheduler.prefill_chunk_tokens = 1 + static_cast<uint32_t>(random.below(32));
   config.scheduler.steps_in_flight = 1 + static_cast<uint32_t>(random.below(3));
   config.scheduler.placement_settle_ms = static_cast<uint32_t>(random.below(100));
+  config.scheduler.min_replicas = 1 + static_cast<uint32_t>(random.below(3));
+  config.scheduler.max_replicas = config.scheduler.min_replicas + static_cast<uint32_t>(random.below(3));
+  config.scheduler.rebalance_interval_s = static_cast<uint32_t>(random.below(2));
+  config.scheduler.rebalance_ratio = random.chance(0.5) ? 1.02 : 1.1;
+  config.scheduler.load_half_life_s = 1;
+  if (random.chance(0.4)) {
+    config.shard_pairs = kPairs / 3 + static_cast<uint32_t>(random.below(kPairs / 2));
+    config.shards = std::max(config.shards, (kPairs + config.shard_pairs - 1) / config.shard_pairs);
+  }
   if (random.chance(0.5)) {
     FaultPlan& plan = config.worker_faults;
     plan.drop_out = plan.drop_in = 0.01;
@@ -103,7 +113,11 @@ class Chaos {
       cluster_.join(random_.chance(0.3) ? Role::kAttention : Role::kExpert);
     } else if (kind < 90) {
       const Role role = random_.chance(0.4) ? Role::kAttention : Role::kExpert;
-      if (cluster_.names(role).size() < 2) return;
+      const auto left = static_cast<uint32_t>(cluster_.names(role).size() - 1);
+      // What has no room elsewhere is held until somebody joins, and nobody may.
+      if (left == 0 ||
+          (role == Role::kExpert && config_.shard_pairs > 0 && left * config_.shard_pairs < kPairs))
+        return;
       happens(role == Role::kAttention ? "worker left" : "shard left");
       cluster_.leave(any(role));
     } else {

@@ -33,6 +33,7 @@ struct ClusterConfig {
   uint32_t shards = 2;
   uint32_t routers = 1;
   uint32_t kv_blocks = 64;
+  uint32_t shard_pairs = 0;  // (layer, expert) pairs a shard has room for; 0: no limit
   Nanos restart_after = 300 * kMillisecond;  // the supervisor's back-off
   double network_loss = 0;                   // of data plane messages
   FaultPlan worker_faults;                   // at the worker's end of the data plane

@@ -163,6 +163,9 @@ void ClusterSim::make_shard(Process& process) {
   options.name = process.name;
   options.numerics_id = "sim";
   options.model_fingerprint = "random";
+  options.capacity_bytes =
+      config_.shard_pairs * ExpertStore(model.experts, model.spec.num_experts, {}).largest_bytes();
+  options.load_report = 200 * kMillisecond;
   process.shard = std::make_unique<Shard>(*process.executor, *process.transport, model.spec, model.experts,
                                           sim_kernels(), options);
   process.shard->set_on_refused([this, &process](const Refusal&) { restart_later(process); });
