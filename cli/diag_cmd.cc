@@ -1,4 +1,6 @@
 // conclave diag: what stands in the way of a cluster, on this host and in its processes.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <boost/json.hpp>
 #include <cstdio>
@@ -41,11 +43,32 @@ struct DiagFlags {
   bool named = false;
 };
 
+// What a library writes to stdout goes to stderr meanwhile: UCX logs there, and stdout is ours.
+class QuietStdout {
+ public:
+  QuietStdout() : saved_(dup(STDOUT_FILENO)) {
+    std::fflush(stdout);
+    if (saved_ >= 0) dup2(STDERR_FILENO, STDOUT_FILENO);
+  }
+  ~QuietStdout() {
+    std::fflush(stdout);
+    if (saved_ < 0) return;
+    dup2(saved_, STDOUT_FILENO);
+    close(saved_);
+  }
+  QuietStdout(const QuietStdout&) = delete;
+  QuietStdout& operator=(const QuietStdout&) = delete;
+
+ private:
+  const int saved_;
+};
+
 // UCX is asked, with the settings that services here would have.
 void ask_ucx(const TransportConfig& transport, DiagInput& input) {
   input.tls = transport.ucx.tls;
   input.interface = transport.ucx.net_devices;
   transport.ucx.export_to_environment();
+  const QuietStdout quiet;
   LoopThread thread(LoopExecutor::Options{.spin_ns = 0});
   thread.loop().call([&] {
     TransportOptions options = transport.options;

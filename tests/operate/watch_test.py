@@ -124,7 +124,7 @@ class Watch:
         self.process = subprocess.Popen(
             command.arguments("status", "--watch", "--interval", "0.2", *words), stdin=self.terminal.slave,
             stdout=self.terminal.slave, stderr=self.terminal.slave, preexec_fn=at_terminal,
-            env=operate.environment(TERM="xterm", **env))
+            env=operate.environment(**{"TERM": "xterm", **env}))
 
     def __enter__(self):
         return self
