@@ -2,10 +2,13 @@
 // scheduler and a worker that answers at once, both over loopback in this process.
 //
 //   control_bench [rounds]        prints medians of so many alternating rounds, in clear and over TLS
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -57,7 +60,8 @@ struct Side {
     const TimePoint begin = steady_now();
     const uint32_t tokens = kTokens / static_cast<uint32_t>(streams);
     for (uint64_t i = 0; i < streams; ++i) {
-      AcceptedRequest request = Harness::request(++next_, 8, tokens, next_);
+      ++next_;
+      AcceptedRequest request = Harness::request(next_, 8, tokens, next_);
       request.id = RequestId{next_, 7};
       all.push_back(std::make_shared<Collector>());
       gateway->submit(std::move(request), all.back());
