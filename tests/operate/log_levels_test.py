@@ -161,7 +161,7 @@ def test(command, cluster, _):
 
     # With the switch on, the text of prompts is there.
     cluster.names.append("router-1")
-    cluster.start_one("router-1", "--set", "logging.texts=true", "--set", "logging.modules=requests=debug")
+    cluster.start_one("router-1", "--set", "logging.texts=true", "--set", "logging.level=debug")
     eventually(lambda: operate.get(cluster.ops("router-1"), "/readyz")[0] == 200, 60, "a second router")
     status, body = post(cluster, "/v1/completions", {"prompt": MARKER, "max_tokens": 2}, router="router-1")
     require(status == 200, body)
