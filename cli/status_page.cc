@@ -252,7 +252,7 @@ PageLine member_line(const MemberView& m, const Columns& c, double most, double 
   row.cell(m.state, c.state, state_tone(m.state));
   if (c.incarnation > 0) row.cell(incarnation_text(m.incarnation, c.incarnation), c.incarnation, Tone::kDim);
   if (c.age > 0) row.cell(short_age(m.age_s), c.age);
-  const size_t bar_width = std::min<size_t>(20, row.left() / 2);
+  const size_t bar_width = row.left() > 20 ? std::min<size_t>(20, row.left() - 17) : row.left() / 2;
   if (m.kind == Kind::kAttention) {
     const double part = share(m.kv_used, m.kv_total);
     row.add(bar(part, bar_width), usage_tone(part)).add(" KV" + percent(part));
