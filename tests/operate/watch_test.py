@@ -29,6 +29,7 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         self.columns, self.rows = columns, rows
         self.resize(columns, rows)
+        self.settled()
         self.raw = b""
         self.pending = b""
         self.clear()
@@ -39,8 +40,13 @@ class Terminal:
         self.lines, self.row, self.column = {}, 0, 0
 
     def resize(self, columns, rows):
+        """What is on its way may still be of the size before, until settled()."""
+        self.bounds = max(columns, self.columns), max(rows, self.rows)
         self.columns, self.rows = columns, rows
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def settled(self):
+        self.bounds = self.columns, self.rows
 
     def modes(self):
         return termios.tcgetattr(self.slave)
@@ -95,13 +101,13 @@ class Terminal:
             self.column = 0
         elif byte == 0x0a:
             self.row += 1
-            require(not self.alternate or self.row < self.rows, f"line {self.row + 1} of {self.rows}: it scrolls")
+            require(not self.alternate or self.row < self.bounds[1], f"line {self.row + 1} of {self.bounds[1]}: it scrolls")
         else:
             require(0x20 <= byte < 0x7f, f"the byte {byte}")
             line = self.lines.get(self.row, "").ljust(self.column)
             self.lines[self.row] = line[:self.column] + chr(byte) + line[self.column + 1:]
             self.column += 1
-            require(not self.alternate or self.column <= self.columns, f"wider than {self.columns}: {line}")
+            require(not self.alternate or self.column <= self.bounds[0], f"wider than {self.bounds[0]}: {line}")
 
     def text(self):
         return "\n".join(self.lines.get(n, "") for n in range(max(self.lines, default=-1) + 1))
@@ -176,9 +182,11 @@ def check_page(command, cluster):
         watch.terminal.resize(130, 40)
         os.kill(watch.process.pid, signal.SIGWINCH)
         watch.sees(lambda screen: re.search(r"\b[0-9a-f]{16}\b", screen))
+        watch.terminal.settled()
         watch.terminal.resize(60, 12)
         os.kill(watch.process.pid, signal.SIGWINCH)
         watch.sees(lambda screen: screen.count("\n") < 12 and not re.search(r"\b[0-9a-f]{16}\b", screen))
+        watch.terminal.settled()
         watch.terminal.resize(80, 30)
         os.kill(watch.process.pid, signal.SIGWINCH)
         watch.sees("EVENTS")
