@@ -30,5 +30,6 @@ void add_placement_commands(CLI::App& app, Command& chosen);  // shards | expert
 void add_key_command(CLI::App& app, Command& chosen);         // key
 void add_log_level_command(CLI::App& app, Command& chosen);   // log-level
 void add_diag_command(CLI::App& app, Command& chosen);        // diag
+void add_timeline_command(CLI::App& app, Command& chosen);    // timeline
 
 }  // namespace conclave::cli

@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   conclave::cli::add_key_command(app, chosen);
   conclave::cli::add_log_level_command(app, chosen);
   conclave::cli::add_diag_command(app, chosen);
+  conclave::cli::add_timeline_command(app, chosen);
   CLI11_PARSE(app, argc, argv);
   const conclave::Status status = chosen();
   if (status.ok()) return conclave::cli::exit_code;

@@ -81,6 +81,7 @@ const char* Service::version() { return CONCLAVE_VERSION; }
 
 Status Service::start_ops(const std::string& listen, const std::string& key) {
   process_metrics_ = export_process(metrics_, CONCLAVE_VERSION, role_);
+  startup_metrics_ = export_startup(metrics_, startup_);
   tls_metrics_ = metrics_.add_collector(export_tls);
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;

@@ -14,7 +14,6 @@ std::vector<std::pair<std::string, std::string>> UcxSettings::general() const {
 std::vector<std::pair<std::string, std::string>> UcxSettings::environment() const {
   return {{"TCP_MAX_POLL", tcp_max_poll},
           {"TCP_CONN_NB", tcp_conn_nb},
-          {"TCP_CM_SYN_CNT", tcp_cm_syn_cnt},
           {"TCP_TX_SEG_SIZE", tcp_tx_seg_size},
           {"TCP_RX_SEG_SIZE", tcp_rx_seg_size}};
 }

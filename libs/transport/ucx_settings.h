@@ -16,7 +16,6 @@ struct UcxSettings {
   std::string rndv_thresh = "inf";     // eager: one trip instead of three
   std::string tcp_max_poll = "1";      // more events a round: an assertion when a peer dies
   std::string tcp_conn_nb = "y";       // a connect to a black hole must not block
-  std::string tcp_cm_syn_cnt = "3";    // 15 s; the system's own 127 s keep a socket to a host that is gone
   std::string tcp_tx_seg_size = "1m";  // 8k segments: a quarter of the throughput
   std::string tcp_rx_seg_size = "2m";
 

@@ -107,6 +107,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   ++counters_.members_joined;
   events_.add("joined", info.name, info.role == Role::kExpert ? "an expert shard" : "an attention worker",
               now);
+  show_members();
   emit(SendMember{session, welcome()});
   if (info.role == Role::kExpert) {
     const bool limited = info.capacity_bytes > 0 && info.expert_bytes > 0;
@@ -148,6 +149,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   ++counters_.members_lost;
   events_.add("lost", hello.name, message_of(cause), now);
   members_.remove(session);
+  show_members();
   if (close) {
     emit(
         SendMember{session, Refusal{StatusCode::kFailedPrecondition, "declared dead: " + message_of(cause)}});
@@ -161,6 +163,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   uint64_t replayed = 0;
   for (Choice* choice : requests_.running_on(hello.incarnation)) {
     if (faults_.forget_lost_worker) break;
+    mark(*choice->request, TimelineMarkKind::kReplayed, choice->index, hello.name + " was lost");
     requests_.set_waiting(*choice);
     ++replayed;
   }
@@ -203,6 +206,7 @@ void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
   if (gone.mapped().hello.incarnation)
     events_.add("lost", gone.mapped().hello.name, message_of(event.cause), now);
   for (Request* request : requests_.of_gateway(event.session)) {
+    mark(*request, TimelineMarkKind::kDetached);
     requests_.detach(*request, grace_from(now));
   }
 }
@@ -266,6 +270,7 @@ void SchedulerCore::move_off(Incarnation from, WorkerPlanner& worker) {
     if (WorkerPlanner::blocks_for(choice->request->max_positions()) > largest) continue;
     worker.end(choice->seq);
     due_.push_back(from);
+    mark(*choice->request, TimelineMarkKind::kMoved, choice->index);
     requests_.set_waiting(*choice);
     ++counters_.sequences_moved;
   }
@@ -448,6 +453,9 @@ SchedulerMetrics SchedulerCore::metrics() const {
   metrics.placement_changes = placement_.changes();
   metrics.homes_added = placement_.homes_added();
   metrics.homes_removed = placement_.homes_removed();
+  metrics.timelines = static_cast<uint32_t>(timelines_.size());
+  metrics.timelines_opened = timelines_.opened();
+  metrics.timelines_refused = timelines_.refused();
   return metrics;
 }
 

@@ -67,6 +67,7 @@ struct CellResult {
   uint64_t refused = 0;             // never accepted
   Nanos longest_gap = 0;
   Nanos took = 0;
+  std::string until_restart;                 // what came back only with the connection it belonged to
   std::vector<std::string> unexpected_ends;  // of survivors, with their logs
 };
 

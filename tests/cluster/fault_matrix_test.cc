@@ -59,6 +59,8 @@ void run_cells(const std::vector<FaultCell>& cells) {
                              (cell.kind == FaultKind::kKill || cell.moment == FaultMoment::kDuringLoad);
     EXPECT_EQ(result.resumed > 0, router_dies) << cell.name();
     EXPECT_GT(result.requests, 0u) << cell.name();
+    if (!result.until_restart.empty())
+      std::cout << "until the victim was started again: " << result.until_restart << "\n";
     for (const std::string& end : result.unexpected_ends) std::cout << end << "\n";
     table_line("| " + to_string(cell.kind) + " | " + to_string(cell.role) + " | " + to_string(cell.moment) +
                " | " + (outcome.empty() ? "passed" : outcome) + " | " + std::to_string(result.requests) +
