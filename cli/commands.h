@@ -25,5 +25,6 @@ void add_status_command(CLI::App& app, Command& chosen);      // status
 void add_drain_command(CLI::App& app, Command& chosen);       // drain
 void add_placement_commands(CLI::App& app, Command& chosen);  // shards | experts | rebalance
 void add_key_command(CLI::App& app, Command& chosen);         // key
+void add_timeline_command(CLI::App& app, Command& chosen);    // timeline
 
 }  // namespace conclave::cli

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   conclave::cli::add_model_commands(app, chosen);
   conclave::cli::add_logits_command(app, chosen);
   conclave::cli::add_key_command(app, chosen);
+  conclave::cli::add_timeline_command(app, chosen);
   CLI11_PARSE(app, argc, argv);
   const conclave::Status status = chosen();
   if (status.ok()) return 0;

@@ -7,6 +7,7 @@
 #include "libs/http/http_server.h"
 #include "libs/telemetry/log.h"
 #include "router_service/http/openai_response.h"
+#include "router_service/http/text_routes.h"
 
 namespace conclave::router {
 namespace json = boost::json;
@@ -15,8 +16,10 @@ namespace {
 constexpr size_t kDefaultListed = 1000;
 constexpr size_t kMaxListed = 100000;
 constexpr std::string_view kRoutes =
-    "there are GET /admin/requests, GET and PUT /admin/log_level, POST /admin/drain and POST "
-    "/admin/keys/reload";
+    "there are GET /admin/requests, GET and PUT /admin/log_level, POST /admin/drain, POST "
+    "/admin/keys/reload, "
+    "GET /debug/requests and GET /debug/requests/ID";
+constexpr std::string_view kTimelines = "/debug/requests";
 
 // The value of `name` in "a=1&b=2"; empty when absent. Nothing here needs percent-decoding.
 std::string_view parameter(std::string_view query, std::string_view name) {
@@ -76,6 +79,9 @@ class AdminServerImpl : public AdminServer {
     }
     if (path == "/admin/drain") return post ? drain() : wrong_method("POST");
     if (path == "/admin/keys/reload") return post ? reload() : wrong_method("POST");
+    if (path == kTimelines) return get ? list_timelines(request) : wrong_method("GET");
+    if (path.starts_with(kTimelines) && path[kTimelines.size()] == '/')
+      return get ? timeline(request) : wrong_method("GET");
     return http_error(404, kRoutes);
   }
 
@@ -85,15 +91,21 @@ class AdminServerImpl : public AdminServer {
     return response;
   }
 
-  http::Response list(const http::Request& request) {
+  static StatusOr<size_t> limit_of_list(const http::Request& request) {
     size_t limit = kDefaultListed;
     if (const std::string_view text = parameter(request.query, "limit"); !text.empty()) {
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), limit);
       if (error != std::errc() || end != text.data() + text.size() || limit < 1 || limit > kMaxListed)
-        return error_response(invalid_field("limit", "must be from 1 to " + std::to_string(kMaxListed)));
+        return invalid_field("limit", "must be from 1 to " + std::to_string(kMaxListed));
     }
+    return limit;
+  }
+
+  http::Response list(const http::Request& request) {
+    const auto limit = limit_of_list(request);
+    if (!limit.ok()) return error_response(limit.status());
     json::array out;
-    for (const gateway::OpenRequest& open : hooks_.open_requests(limit))
+    for (const gateway::OpenRequest& open : hooks_.open_requests(*limit))
       out.push_back(json::object{{"request_id", open.request_id},
                                  {"tenant", open.tenant},
                                  {"route", open.route},
@@ -102,6 +114,27 @@ class AdminServerImpl : public AdminServer {
                                  {"prompt_tokens", open.usage.prompt_tokens},
                                  {"completion_tokens", open.usage.completion_tokens}});
     return ok({{"requests", std::move(out)}});
+  }
+
+  http::Response list_timelines(const http::Request& request) {
+    const auto limit = limit_of_list(request);
+    if (!limit.ok()) return error_response(limit.status());
+    return {
+        200,
+        "application/json",
+        {},
+        list_json(hooks_.timelines ? hooks_.timelines(*limit) : std::vector<gateway::RouterTimelineView>{})};
+  }
+
+  http::Response timeline(const http::Request& request) {
+    const std::string name = percent_decoded(std::string_view(request.path).substr(kTimelines.size() + 1));
+    const std::string_view format = parameter(request.query, "format");
+    if (!format.empty() && format != "chrome" && format != "json")
+      return error_response(invalid_field("format", "must be json or chrome"));
+    if (!hooks_.timeline) return error_response(not_found("no timelines are kept here"));
+    const StatusOr<WholeTimeline> found = hooks_.timeline(name);
+    if (!found.ok()) return error_response(found.status());
+    return {200, "application/json", {}, format == "chrome" ? chrome_trace(*found) : timeline_json(*found)};
   }
 
   static http::Response set_level(const http::Request& request) {

@@ -5,6 +5,10 @@
 //   GET  /admin/log_level          PUT /admin/log_level?level=debug|info|warn|error
 //   POST /admin/drain              no new requests; those that are open go on
 //   POST /admin/keys/reload        reads router.api_keys_file again
+//   GET  /debug/requests?limit=N   whose timelines are kept, the newest first
+//   GET  /debug/requests/ID        one of them, as JSON; ?format=chrome: as a Chrome trace. ID is the
+//   request's id
+//                                  in its answer, its client's x-request-id, or its trace's id
 #pragma once
 
 #include <cstdint>
@@ -16,6 +20,7 @@
 
 #include "libs/base/status.h"
 #include "router_service/gateway/gateway.h"
+#include "router_service/timeline_json.h"
 
 namespace conclave::router {
 
@@ -25,6 +30,8 @@ class AdminServer {
     std::function<std::vector<gateway::OpenRequest>(size_t max)> open_requests;
     std::function<void()> drain;                    // begins it and returns
     std::function<StatusOr<size_t>()> reload_keys;  // how many there are now
+    std::function<std::vector<gateway::RouterTimelineView>(size_t max)> timelines;
+    std::function<StatusOr<WholeTimeline>(std::string_view name)> timeline;  // may wait
   };
 
   // Port 0 takes a free one. The hooks are called on the server's thread.

@@ -23,6 +23,19 @@ void export_metrics(const rpc::SchedulerClientMetrics& counts, MetricSink& sink)
                static_cast<double>(counts.invalid_messages));
 }
 
+// What the model-server protocol of the Gateway API Inference Extension asks of each endpoint of a pool.
+void export_load(const rpc::FleetLoad& load, MetricSink& sink) {
+  sink.gauge("conclave_router_fleet_waiting_requests",
+             "Requests of the router's cluster accepted and not yet running, as its scheduler says",
+             load.waiting);
+  sink.gauge("conclave_router_fleet_running_requests", "Requests of the router's cluster that run",
+             load.running);
+  sink.gauge("conclave_router_fleet_kv_usage_ratio", "KV pages in use of all pages of the router's cluster",
+             load.kv_usage);
+}
+
+constexpr Nanos kLoadLimit = 500 * kMillisecond;  // for the scheduler's answer, of a scrape
+
 Status run(Service& service) {
   const ClusterConfig& config = service.config();
   if (config.model.path.empty()) {
@@ -50,8 +63,10 @@ Status run(Service& service) {
   watched.push_back(service.progress().executor(
       "the scheduler client's loop",
       [&scheduler](std::function<void()> task) { scheduler.post(std::move(task)); }));
-  const auto collector = service.metrics().add_collector(
-      [&scheduler](MetricSink& sink) { export_metrics(scheduler.metrics(), sink); });
+  const auto collector = service.metrics().add_collector([&scheduler](MetricSink& sink) {
+    export_metrics(scheduler.metrics(), sink);
+    if (const auto load = scheduler.load(kLoadLimit)) export_load(*load, sink);
+  });
   const auto ready = service.ready_unless([&server] { return server->readiness().reasons; });
   std::vector<std::pair<std::string, std::string>> addresses;
   if (!server->http_address().empty()) addresses.push_back({"http", server->http_address()});

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "libs/telemetry/log.h"
 #include "router_service/admin_server.h"
 #include "router_service/door/front_door.h"
+#include "router_service/door/traceparent.h"
 #include "router_service/gateway/gateway.h"
 #include "router_service/grpc/grpc_front.h"
 #include "router_service/http/http_front.h"
@@ -25,7 +27,8 @@ constexpr Nanos kReadinessPeriod = 100 * kMillisecond;  // how stale the gRPC he
 // Fractions of a start: the router's own part, then the fleet's weights, then the token through all of it.
 constexpr double kFleetBegins = 0.05;
 constexpr double kWarmUpBegins = 0.95;
-constexpr int kKeysEvery = 10;  // of those periods: a look at the file of keys
+constexpr Nanos kTimelineWait = 4 * kSecond;  // for the scheduler's part
+constexpr int kKeysEvery = 10;                // of those periods: a look at the file of keys
 
 void log_access(const door::AccessLine& line) {
   const auto ms = [](Nanos time) { return static_cast<double>(time) / kMillisecond; };
@@ -36,7 +39,9 @@ void log_access(const door::AccessLine& line) {
                                   {"status", line.status},
                                   {"outcome", line.outcome},
                                   {"prompt_tokens", line.prompt_tokens},
-                                  {"completion_tokens", line.completion_tokens}};
+                                  {"completion_tokens", line.completion_tokens},
+                                  {"trace_id", door::trace_id_text(line.trace)},
+                                  {"followed", line.trace.followed}};
   if (line.to_first_token >= 0) fields.emplace_back("ttft_ms", ms(line.to_first_token));
   fields.emplace_back("total_ms", ms(line.total));
   log(LogLevel::kInfo, "request", fields);
@@ -46,15 +51,18 @@ door::FrontDoorOptions door_options(const RouterConfig& config) {
   door::FrontDoorOptions options;
   options.keys_file = config.api_keys_file;
   options.trust_without_keys = config.trust_without_keys;
+  options.trace_share = config.trace_share;
   if (config.access_log) options.on_end = log_access;
   return options;
 }
 
-gateway::GatewayOptions gateway_options(const RouterConfig& config) {
+gateway::GatewayOptions gateway_options(const RouterConfig& config, std::function<void(Nanos)> on_token_gap) {
   gateway::GatewayOptions options;
+  options.stream.on_token_gap = std::move(on_token_gap);
   options.limits = config.limits;
   options.text_threads = std::max(2u, config.template_processes);
   options.default_deadline = config.default_deadline;
+  options.max_timelines = config.max_timelines;
   options.stream.max_pending_tokens = config.max_stream_events;
   return options;
 }
@@ -68,11 +76,15 @@ class RouterMetrics {
         &registry_->counter("conclave_router_prompt_tokens_total", "Prompt tokens of ended requests");
     generated_tokens_ =
         &registry_->counter("conclave_router_generated_tokens_total", "Generated tokens of ended requests");
+    cached_tokens_ = &registry_->counter("conclave_router_cached_tokens_total",
+                                         "Prompt tokens of ended requests that were in the prefix cache");
+    token_gaps_ = &registry_->histogram("conclave_router_inter_token_seconds",
+                                        "From one token of a choice to its next, as they come to the router");
     first_token_ = &registry_->histogram("conclave_router_time_to_first_token_seconds",
                                          "From a request's arrival to its first token");
     duration_ = &registry_->histogram("conclave_router_request_duration_seconds",
                                       "From a request's arrival to its end");
-    token_gap_ =
+    mean_gap_ =
         &registry_->histogram("conclave_router_time_per_output_token_seconds",
                               "From a request's first token to its end, by the tokens after the first");
     prompt_lengths_ = &registry_->histogram("conclave_router_request_prompt_tokens",
@@ -91,6 +103,10 @@ class RouterMetrics {
         .add();
   }
 
+  void token_gap(Nanos gap) {
+    if (registry_ != nullptr) token_gaps_->observe(static_cast<double>(gap) / kSecond);
+  }
+
   void ended(const gateway::Summary& summary) {
     if (registry_ == nullptr) return;
     const std::string outcome = summary.code != StatusCode::kOk
@@ -102,6 +118,7 @@ class RouterMetrics {
         .add();
     prompt_tokens_->add(summary.usage.prompt_tokens);
     generated_tokens_->add(summary.usage.completion_tokens);
+    cached_tokens_->add(summary.usage.cached_tokens.value_or(0));
     duration_->observe(static_cast<double>(summary.total) / kSecond);
     prompt_lengths_->observe(summary.usage.prompt_tokens);
     generated_lengths_->observe(summary.usage.completion_tokens);
@@ -110,7 +127,7 @@ class RouterMetrics {
     // Choices of one request get their tokens side by side.
     const double steps = static_cast<double>(summary.usage.completion_tokens) / summary.choices - 1;
     if (steps >= 1)
-      token_gap_->observe(static_cast<double>(summary.total - summary.to_first_token) / kSecond / steps);
+      mean_gap_->observe(static_cast<double>(summary.total - summary.to_first_token) / kSecond / steps);
   }
 
  private:
@@ -124,9 +141,11 @@ class RouterMetrics {
   MetricsRegistry* const registry_;
   Counter* prompt_tokens_ = nullptr;
   Counter* generated_tokens_ = nullptr;
+  Counter* cached_tokens_ = nullptr;
   Histogram* first_token_ = nullptr;
   Histogram* duration_ = nullptr;
-  Histogram* token_gap_ = nullptr;
+  Histogram* token_gaps_ = nullptr;
+  Histogram* mean_gap_ = nullptr;
   Histogram* prompt_lengths_ = nullptr;
   Histogram* generated_lengths_ = nullptr;
 };
@@ -138,8 +157,8 @@ class RouterServerImpl : public RouterServer {
       : config_(config),
         registry_(metrics),
         metrics_(metrics),
-        gateway_(gateway_options(config), std::move(model), scheduler, text,
-                 [this](const gateway::Summary& summary) { metrics_.ended(summary); }),
+        gateway_(gateway_options(config, [this](Nanos gap) { metrics_.token_gap(gap); }), std::move(model),
+                 scheduler, text, [this](const gateway::Summary& summary) { metrics_.ended(summary); }),
         warm_up_(scheduler, gateway_.model(), text.vocab_limit()) {}
 
   ~RouterServerImpl() override {
@@ -195,6 +214,8 @@ class RouterServerImpl : public RouterServer {
       hooks.open_requests = [this](size_t max) { return gateway_.open_requests(max); };
       hooks.drain = [this] { gateway_.begin_drain(); };
       hooks.reload_keys = [this] { return reload(); };
+      hooks.timelines = [this](size_t max) { return gateway_.timelines().list(max); };
+      hooks.timeline = [this](std::string_view name) { return timeline(name); };
       auto started = AdminServer::start(config_.admin_listen, std::move(hooks));
       if (!started.ok()) return annotate(started.status(), "router.admin_listen");
       admin_ = std::move(started).value();
@@ -340,6 +361,40 @@ class RouterServerImpl : public RouterServer {
     for (size_t hop = 0; hop < kHops; ++hop) stalled_now_[hop].store(found[hop]);
   }
 
+  // What both processes know of a request. On the admin server's thread, which may wait.
+  StatusOr<WholeTimeline> timeline(std::string_view name) const {
+    WholeTimeline out;
+    std::optional<RequestId> id;
+    if (const auto own = gateway_.timelines().find(name)) {
+      out.router = own->view();
+      id = own->id();
+    } else {
+      id = gateway::parse_id(name);  // of another router, perhaps
+    }
+    if (!id) return not_found("no timeline of a request is kept that is called so");
+    struct Answer {
+      std::mutex mutex;
+      std::condition_variable came;
+      std::optional<StatusOr<SchedulerTimeline>> timeline;
+    };
+    const auto answer = std::make_shared<Answer>();
+    gateway_.ask_timeline(*id, [answer](StatusOr<SchedulerTimeline> timeline) {
+      std::lock_guard lock(answer->mutex);
+      answer->timeline = std::move(timeline);
+      answer->came.notify_all();
+    });
+    std::unique_lock lock(answer->mutex);
+    answer->came.wait_for(lock, std::chrono::nanoseconds(kTimelineWait),
+                          [&] { return answer->timeline.has_value(); });
+    if (answer->timeline) {
+      out.scheduler = *std::move(answer->timeline);
+    } else {
+      out.scheduler = unavailable("the scheduler does not answer");
+    }
+    if (!out.router && !out.scheduler.ok()) return out.scheduler.status();
+    return out;
+  }
+
   void stop_watching() {
     {
       std::lock_guard lock(mutex_);
@@ -378,6 +433,15 @@ class RouterServerImpl : public RouterServer {
       sink.counter("conclave_stall_reports_total", "Requests found without progress, by what they wait for",
                    static_cast<double>(stall_reports_[hop].load()), label);
     }
+    const gateway::TimelineBook::Counts timelines = gateway_.timelines().counts();
+    sink.gauge("conclave_router_timelines",
+               "Requests whose timeline is kept, open or ended (bound: router.max_timelines)",
+               static_cast<double>(timelines.kept));
+    sink.counter("conclave_router_followed_requests_total", "Requests whose timeline was begun",
+                 static_cast<double>(timelines.opened));
+    sink.counter("conclave_router_refused_timelines_total",
+                 "Timelines not begun since as many open requests had one (bound: router.max_timelines)",
+                 static_cast<double>(timelines.refused));
     sink.counter("conclave_router_warm_ups_total",
                  "Warm-up tokens sent through a fleet that had become whole",
                  static_cast<double>(warm_up_.attempts()));

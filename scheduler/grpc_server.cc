@@ -320,9 +320,9 @@ void rebalance_to_proto(const RebalanceSummary& from, pb::RebalanceReply* to) {
 }
 
 // The sessions' messages stay bytes as far as gRPC is concerned.
-using AskedBase = pb::Cluster::WithCallbackMethod_Status<
-    pb::Cluster::WithCallbackMethod_Drain<pb::Cluster::WithCallbackMethod_Experts<
-        pb::Cluster::WithCallbackMethod_Rebalance<pb::Cluster::Service>>>>;
+using AskedBase = pb::Cluster::WithCallbackMethod_Status<pb::Cluster::WithCallbackMethod_Drain<
+    pb::Cluster::WithCallbackMethod_Experts<pb::Cluster::WithCallbackMethod_Rebalance<
+        pb::Cluster::WithCallbackMethod_Timeline<pb::Cluster::Service>>>>>;
 using ServiceBase =
     pb::Cluster::WithRawCallbackMethod_Join<pb::Cluster::WithRawCallbackMethod_Gateway<AskedBase>>;
 
@@ -381,6 +381,21 @@ class ClusterService final : public ServiceBase {
     context_->loop.rebalance(request->dry_run(), [reactor, reply](const StatusOr<RebalanceSummary>& summary) {
       if (summary.ok()) rebalance_to_proto(*summary, reply);
       reactor->Finish(rpc::to_grpc(summary.status()));
+    });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Timeline(grpc::CallbackServerContext* call, const pb::TimelineRequest* request,
+                                     pb::TimelineReply* reply) override {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    const StatusOr<RequestId> id = rpc::from_proto(request->id());
+    if (!id.ok()) {
+      reactor->Finish(rpc::to_grpc(id.status()));
+      return reactor;
+    }
+    context_->loop.timeline(*id, [reactor, reply](const StatusOr<SchedulerTimeline>& timeline) {
+      if (timeline.ok()) rpc::to_proto(*timeline, reply);
+      reactor->Finish(rpc::to_grpc(timeline.status()));
     });
     return reactor;
   }

@@ -401,6 +401,10 @@ void SchedulerLoop::experts(std::optional<uint32_t> layer,
   driver_->push([layer, done = std::move(done)](Driver& driver) { done(driver.core_.experts(layer)); });
 }
 
+void SchedulerLoop::timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) {
+  driver_->push([id, done = std::move(done)](Driver& driver) { done(driver.core_.timeline(id)); });
+}
+
 void SchedulerLoop::set_on_note(std::function<void(const Note&)> f) {
   driver_->push([f = std::move(f)](Driver& driver) { driver.on_note_ = f; });
 }

@@ -79,6 +79,7 @@ class SchedulerLoop : public SchedulerPort {
   void adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) override;
   void release(RequestId id, const RequestObserver& observer, bool finished) override;
   FleetInfo fleet() const override;
+  void timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) override;
 
   // --- a member of this process. Call it on member_executor or before that runs, since the handler may be
   // called as soon as this returns. The handler is called on member_executor only, and hello() is asked for

@@ -9,6 +9,28 @@ namespace {
 double number(uint64_t value) { return static_cast<double>(value); }
 double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
+// Four series a layer and a few experts: the whole matrix would be thousands (`conclave experts` shows it).
+void export_load(const LoadGauges& load, MetricSink& sink) {
+  for (size_t i = 0; i < load.layers.size(); ++i) {
+    const LayerGauge& layer = load.layers[i];
+    const MetricLabels labels = {{"layer", std::to_string(i)}};
+    sink.gauge("conclave_scheduler_layer_load_rows", "Rows a second of a layer's experts, weighted",
+               layer.load, labels);
+    sink.gauge("conclave_scheduler_layer_busiest_expert_ratio",
+               "Load of the layer's busiest expert over the mean expert", layer.busiest_expert, labels);
+    sink.gauge("conclave_scheduler_layer_busy_experts_share_ratio",
+               "Share of the layer's load that its eight busiest experts have", layer.busy_share, labels);
+    sink.gauge("conclave_scheduler_layer_busiest_shard_ratio",
+               "Load of the layer's busiest shard over the mean, shared evenly by homes", layer.busiest_shard,
+               labels);
+  }
+  for (const ExpertGauge& expert : load.experts) {
+    sink.gauge("conclave_scheduler_busy_expert_load_rows",
+               "Rows a second of the 16 experts that are asked for most", expert.load,
+               {{"layer", std::to_string(expert.layer)}, {"expert", std::to_string(expert.expert)}});
+  }
+}
+
 }  // namespace
 
 void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
@@ -88,12 +110,19 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
           m.protocol_violations);
   counter("conclave_scheduler_forgiven_stalls_total",
           "Times this process was late itself and extended leases", m.stalls_forgiven);
+  counter("conclave_scheduler_followed_requests_total", "Requests whose timeline was begun",
+          m.timelines_opened);
+  counter("conclave_scheduler_refused_timelines_total",
+          "Timelines not begun since as many open requests had one (bound: scheduler.max_timelines)",
+          m.timelines_refused);
   sink.counter("conclave_scheduler_step_compute_seconds_total", "Busy time of retired steps",
                seconds(m.step_compute_ns));
   sink.counter("conclave_scheduler_step_expert_wait_seconds_total",
                "Time of retired steps spent waiting for experts", seconds(m.step_expert_wait_ns));
   sink.counter("conclave_scheduler_step_plan_wait_seconds_total",
                "Time workers stood still between steps for want of a plan", seconds(m.step_plan_wait_ns));
+  sink.histogram("conclave_scheduler_queue_seconds",
+                 "From a request's acceptance to the first start of one of its sequences", m.queue_times);
   counter("conclave_scheduler_admitted_tokens_total", "Known tokens of sequences when they started",
           m.prompt_tokens_admitted);
   counter("conclave_scheduler_cached_tokens_total", "Known tokens that were in the prefix cache",
@@ -117,6 +146,8 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
                number(m.requests_stalled[hop]),
                {{"hop", std::string(stall_hop_name(static_cast<StallHop>(hop)))}});
   }
+  gauge("conclave_scheduler_timelines",
+        "Requests whose timeline is kept, open or ended (bound: scheduler.max_timelines)", m.timelines);
   gauge("conclave_scheduler_workers", "Attention workers", m.workers);
   gauge("conclave_scheduler_shards", "Expert shards", m.shards);
   gauge("conclave_scheduler_gateways", "Routers", m.gateways);
@@ -141,6 +172,15 @@ void export_metrics(const SchedulerMetrics& m, MetricSink& sink) {
                  labels);
     }
   }
+  if (m.member_gauges != nullptr) {
+    for (const MemberGauge& member : *m.member_gauges) {
+      sink.gauge("conclave_scheduler_member_info", "1; the worker or shard that a label member names", 1,
+                 {{"member", std::to_string(member.member.value)},
+                  {"name", member.name},
+                  {"role", member.role == Role::kAttention ? "attention" : "expert"}});
+    }
+  }
+  if (m.load_gauges != nullptr) export_load(*m.load_gauges, sink);
   const auto blocks = [&sink](const char* state, uint64_t value) {
     sink.gauge("conclave_scheduler_kv_blocks", "KV pages of all workers", number(value), {{"state", state}});
   };

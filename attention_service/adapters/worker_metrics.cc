@@ -1,5 +1,7 @@
 #include "attention_service/adapters/worker_metrics.h"
 
+#include <string>
+
 namespace conclave {
 
 void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink) {
@@ -38,6 +40,12 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
        m.head_ns);
   time("conclave_attention_expert_wait_seconds_total", "Time of steps spent waiting for experts",
        m.expert_wait_ns);
+  time("conclave_attention_hidden_expert_seconds_total",
+       "Busy time of steps while another micro-batch was at the experts: its wait is hidden. Micro-batch "
+       "overlap is "
+       "this over the sum of this and the wait",
+       m.hidden_ns);
+  sink.histogram("conclave_attention_step_seconds", "From a step's beginning to its end", m.step_times);
   time("conclave_attention_plan_wait_seconds_total",
        "Time between steps without a plan though there were sequences", m.plan_wait_ns);
   const ExchangeMetrics& e = m.exchange;
@@ -65,6 +73,20 @@ void export_metrics(const WorkerMetrics& m, uint32_t kv_blocks, MetricSink& sink
           e.credit_waits);
   counter("conclave_attention_lost_shards_total", "Connections to shards lost", e.peers_down);
   gauge("conclave_attention_connected_shards", "Shards connected", e.peers_up);
+  for (const ShardLink& link : m.links) {
+    // Nothing keeps two shards from having one name.
+    const MetricLabels labels = {{"shard", link.name}, {"member", std::to_string(link.shard.value)}};
+    sink.histogram("conclave_attention_shard_reply_seconds",
+                   "From a dispatch to the shard's reply, of those within their deadline", link.replies,
+                   labels);
+    sink.counter("conclave_attention_shard_compute_seconds_total",
+                 "Of that time: the shard computed the group that the dispatch was in",
+                 static_cast<double>(link.compute_ns) * 1e-9, labels);
+    sink.counter("conclave_attention_shard_rows_total", "(token, expert) pairs in these replies",
+                 static_cast<double>(link.replied_items), labels);
+    sink.gauge("conclave_attention_shard_outstanding_rows", "(token, expert) pairs that are at the shard now",
+               static_cast<double>(link.outstanding_items), labels);
+  }
 }
 
 }  // namespace conclave

@@ -16,6 +16,7 @@ void ExpertExchange::set_placement(PlacementTable table, bool lost) {
   for (const ShardEndpoint& shard : next_->shards()) {
     const auto [it, is_new] = peers_.try_emplace(shard.shard);
     it->second.address = shard.transport_address;
+    it->second.name = shard.name;
     if (is_new) connect(shard.shard);
   }
   if (lost || !placement_.complete() || next_connected()) return use_next(lost);
@@ -115,6 +116,17 @@ std::string ExpertExchange::waiting_for() const {
   return out;
 }
 
+std::vector<ShardLink> ExpertExchange::links() const {
+  std::vector<ShardLink> all;
+  all.reserve(peers_.size());
+  for (const auto& [shard, peer] : peers_) {
+    all.push_back({shard, peer.name, peer.up, peer.outstanding_items, peer.replied_items, peer.compute_ns,
+                   peer.replies});
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.shard < b.shard; });
+  return all;
+}
+
 void ExpertExchange::count_peers() { metrics_.peers_up = peers_up(); }
 
 void ExpertExchange::connect(Incarnation shard) {
@@ -206,7 +218,9 @@ Nanos ExpertExchange::deadline_for(Incarnation shard, uint64_t items, uint32_t a
   return static_cast<Nanos>(std::min(allowed, static_cast<double>(options_.deadline_cap)));
 }
 
-void ExpertExchange::note_latency(Incarnation shard, Nanos latency, uint64_t items) {
+void ExpertExchange::note_latency(Incarnation shard, Nanos latency, uint64_t items, Nanos compute) {
+  compute = std::clamp<Nanos>(compute, 0, std::max<Nanos>(latency, 0));  // a peer's word
+  if (timed_ != nullptr) timed_->answered(shard, latency, items, compute);
   const auto it = peers_.find(shard);
   if (it == peers_.end()) return;
   Peer& peer = it->second;
@@ -214,6 +228,9 @@ void ExpertExchange::note_latency(Incarnation shard, Nanos latency, uint64_t ite
   peer.latency = std::max(latency, peer.latency - peer.latency / 16);
   peer.latency_sum = peer.latency_sum * 0.9 + static_cast<double>(latency);
   peer.item_sum = peer.item_sum * 0.9 + static_cast<double>(items);
+  peer.replied_items += items;
+  peer.compute_ns += compute;
+  peer.replies.observe(latency);
 }
 
 void ExpertExchange::handle(TransportEvent& event) {

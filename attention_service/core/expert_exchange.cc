@@ -165,6 +165,7 @@ Status ExpertExchange::send_work(uint32_t index, const ShardWork& work) {
           if (!alive.expired()) on_deadline(seq);
         });
     peer.outstanding_items += flight.pairs.size();
+    if (timed_ != nullptr) timed_->sent(shard, flight.sent);
     lane.flights.push_back(seq);
     flights_.emplace(seq, std::move(flight));
     if (!sent.ok()) {
@@ -180,6 +181,7 @@ void ExpertExchange::retire(Flight& flight, FlightState state) {
   if (flight.state == FlightState::kActive) {
     if (flight.deadline) executor_.cancel(flight.deadline);
     flight.deadline = TimerId();
+    if (timed_ != nullptr) timed_->left(flight.shard, executor_.now());
     if (const auto it = peers_.find(flight.shard); it != peers_.end()) {
       it->second.outstanding_items -= flight.pairs.size();
       if (it->second.leaving) close_idle(flight.shard);
@@ -269,7 +271,7 @@ void ExpertExchange::on_combine(Incarnation peer, const CombineBatch& batch) {
   metrics_.duplicate_items += batch.items.size() - accepted;
   if (accepted > 0) lane.tracker.keep(batch.outputs);
   if (flight.state == FlightState::kActive) {
-    note_latency(peer, executor_.now() - flight.sent, flight.pairs.size());
+    note_latency(peer, executor_.now() - flight.sent, flight.pairs.size(), batch.compute_ns);
     retire(flight, FlightState::kAnswered);
     std::vector<DispatchPair> missing = open_pairs(flight);
     if (!missing.empty()) {

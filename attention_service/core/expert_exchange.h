@@ -23,6 +23,7 @@
 #include "attention_service/core/combine_tracker.h"
 #include "attention_service/core/dispatch_plan.h"
 #include "attention_service/core/options.h"
+#include "attention_service/core/step_shards.h"
 #include "libs/model/row_pool.h"
 #include "libs/ports/executor.h"
 #include "libs/ports/expert_transport.h"
@@ -75,6 +76,10 @@ class ExpertExchange {
   uint32_t peers_up() const;
   // The shards whose answers are due, and rows that no shard is asked for, in words; empty: nothing is.
   std::string waiting_for() const;
+  // Every shard that it knows, in order of its incarnation.
+  std::vector<ShardLink> links() const;
+  // From now on what shards do is noted there too; null: nowhere. Borrowed.
+  void time_shards(StepShards* timed) { timed_ = timed; }
 
   void handle(TransportEvent& event);
 
@@ -107,6 +112,7 @@ class ExpertExchange {
     Nanos retry_delay = 0;
   };
   struct Peer {
+    std::string name;
     std::string address;
     bool up = false;
     Nanos reconnect_delay = 0;
@@ -120,6 +126,9 @@ class ExpertExchange {
     Nanos latency = 0;  // recent maximum, decaying
     double latency_sum = 0;
     double item_sum = 0;
+    uint64_t replied_items = 0;
+    Nanos compute_ns = 0;
+    MessageTimeHistogram replies;
   };
   enum class Avoid : uint8_t { kNone, kIfOthers, kAlways };
 
@@ -157,7 +166,7 @@ class ExpertExchange {
   void close_idle(Incarnation shard);
   void drop_peer(Incarnation shard);
   Nanos deadline_for(Incarnation shard, uint64_t items, uint32_t attempt) const;
-  void note_latency(Incarnation shard, Nanos latency, uint64_t items);
+  void note_latency(Incarnation shard, Nanos latency, uint64_t items, Nanos compute);
 
   Executor& executor_;
   ExpertTransport& transport_;
@@ -177,6 +186,7 @@ class ExpertExchange {
   std::unordered_map<Incarnation, Peer> peers_;
   uint64_t next_seq_ = 1;
   uint64_t rounds_ = 0;
+  StepShards* timed_ = nullptr;
   RowPool pool_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // timers hold it weakly
 };

@@ -5,10 +5,12 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "attention_service/core/exchange_faults.h"
 #include "libs/base/clock.h"
 #include "libs/base/ids.h"
+#include "libs/base/time_histogram.h"
 #include "libs/model/numerics.h"
 
 namespace conclave {
@@ -95,6 +97,17 @@ struct ExchangeMetrics {
   uint64_t peers_slow = 0;  // times a peer was found slow
 };
 
+// Of one shard that the placement names, since this worker knows it.
+struct ShardLink {
+  Incarnation shard;
+  std::string name;
+  bool up = false;
+  uint64_t outstanding_items = 0;  // gauge: (token, expert) pairs at it
+  uint64_t replied_items = 0;
+  Nanos compute_ns = 0;          // as its replies say: its time for the groups that they were computed in
+  MessageTimeHistogram replies;  // from a dispatch to its reply, of those within their deadline
+};
+
 struct WorkerMetrics {
   uint64_t steps = 0;
   uint64_t rows = 0;  // positions computed, each once
@@ -116,8 +129,12 @@ struct WorkerMetrics {
   Nanos combine_ns = 0;
   Nanos head_ns = 0;
   Nanos expert_wait_ns = 0;
+  // Computing while another micro-batch was at the experts: until its last reply was read.
+  Nanos hidden_ns = 0;
   Nanos plan_wait_ns = 0;  // between steps, without a plan though there were sequences
+  RequestTimeHistogram step_times;
   ExchangeMetrics exchange;
+  std::vector<ShardLink> links;
 };
 
 }  // namespace conclave

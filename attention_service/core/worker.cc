@@ -1,5 +1,6 @@
 #include "attention_service/core/worker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "libs/base/check.h"
@@ -51,7 +52,10 @@ Worker::Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& 
   CONCLAVE_CHECK(weights.layers.size() == spec.num_layers);
 }
 
-Worker::~Worker() { transport_.set_ready(nullptr); }
+Worker::~Worker() {
+  transport_.set_ready(nullptr);
+  exchange_.time_shards(nullptr);
+}
 
 void Worker::start() {
   transport_.set_ready([this, alive = std::weak_ptr<bool>(alive_)] {
@@ -129,6 +133,7 @@ void Worker::reset() {
   exchange_.forget_epoch();
   epoch_.store(0, std::memory_order_relaxed);
   placed_ = false;
+  exchange_.time_shards(nullptr);
   step_.reset();
   plans_.clear();
   sequences_.clear();
@@ -167,7 +172,8 @@ void Worker::on_plan(BatchPlan plan) {
       mask(*sequence);
     }
   }
-  plans_.push_back(std::move(plan));
+  const TimePoint received = plan.timed ? executor_.now() : 0;
+  plans_.push_back({std::move(plan), received});
   metrics_.queued_plans = plans_.size();
   wake();
 }
@@ -186,9 +192,9 @@ void Worker::wake() {
 void Worker::pump() {
   if (!step_) {
     if (plans_.empty()) return;
-    BatchPlan plan = std::move(plans_.front());
+    QueuedPlan queued = std::move(plans_.front());
     plans_.pop_front();
-    begin_step(std::move(plan));
+    begin_step(std::move(queued));
   } else {
     uint32_t lane = 0;
     if (MicroBatch* batch = next_batch(lane)) {
@@ -197,8 +203,13 @@ void Worker::pump() {
         step_->result.expert_wait_ns += begin - waiting_since_;
         waiting_since_ = 0;
       }
+      const bool hides =
+          std::any_of(step_->batches.begin(), step_->batches.end(),
+                      [](const MicroBatch& other) { return other.phase == MicroBatch::Phase::kWaiting; });
       run_layer(*batch, lane);
-      step_->result.compute_ns += executor_.now() - begin;
+      const Nanos busy = executor_.now() - begin;
+      step_->result.compute_ns += busy;
+      if (hides) metrics_.hidden_ns += busy;
     }
   }
   show_epoch();

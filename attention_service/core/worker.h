@@ -53,7 +53,12 @@ class Worker final : public MemberHandler {
   void on_message(ToMember message) override;
   void on_down(const Status& cause) override;
 
-  const WorkerMetrics& metrics() const { return metrics_; }
+  // A copy, since it lists the shards of now.
+  WorkerMetrics metrics() const {
+    WorkerMetrics seen = metrics_;
+    seen.links = exchange_.links();
+    return seen;
+  }
   // Any thread; what heartbeats carry.
   Epoch epoch() const { return Epoch(epoch_.load(std::memory_order_relaxed)); }
   uint32_t loaded_permille() const { return loaded_permille_.load(std::memory_order_relaxed); }
@@ -73,6 +78,17 @@ class Worker final : public MemberHandler {
     uint32_t rows = 0;
     bool prefill = false;
     TimePoint begun = 0;
+    // Of a plan that asks how its time goes.
+    struct Timed {
+      Nanos queued = 0;
+      WorkerMetrics before;  // of the beginning
+      StepShards shards;
+    };
+    std::unique_ptr<Timed> timed;
+  };
+  struct QueuedPlan {
+    BatchPlan plan;
+    TimePoint received = 0;
   };
 
   Worker(Executor& executor, ExpertTransport& transport, const ModelSpec& spec, const DenseWeights& weights,
@@ -90,7 +106,9 @@ class Worker final : public MemberHandler {
   void warm_some();
 
   // --- worker_step.cc ---
-  void begin_step(BatchPlan plan);
+  void begin_step(QueuedPlan queued);
+  // Fills in StepResult::timing.
+  static void note_timing(Step& step, const WorkerMetrics& after, TimePoint now);
   void copy_pages(const BatchPlan& plan);
   void admit_slice(const PlanSlice& slice, uint32_t index, uint32_t& rows,
                    std::vector<MicroBatchSlice>& admitted);
@@ -124,7 +142,7 @@ class Worker final : public MemberHandler {
   RowPool pool_;
   ExpertExchange exchange_;
   std::vector<TransportEvent> events_;
-  std::deque<BatchPlan> plans_;
+  std::deque<QueuedPlan> plans_;
   StepId last_plan_;  // newest received from this scheduler connection
   std::optional<Step> step_;
   WeightWarmer warmer_;

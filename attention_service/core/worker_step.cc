@@ -7,9 +7,16 @@
 
 namespace conclave {
 
-void Worker::begin_step(BatchPlan plan) {
+void Worker::begin_step(QueuedPlan queued) {
+  const BatchPlan& plan = queued.plan;
   step_.emplace();
   step_->begun = executor_.now();
+  if (plan.timed) {
+    step_->timed = std::make_unique<Step::Timed>();
+    step_->timed->queued = step_->begun - queued.received;
+    step_->timed->before = metrics_;
+    exchange_.time_shards(&step_->timed->shards);
+  }
   step_->result.step = plan.step;
   step_->result.plan_wait_ns = std::exchange(plan_wait_, 0);
   for (SeqId id : plan.ends) sequences_.end(id);
@@ -19,8 +26,8 @@ void Worker::begin_step(BatchPlan plan) {
     }
   }
   // A plan that waits may have ended a sequence that starts only now.
-  for (const BatchPlan& later : plans_) {
-    for (SeqId id : later.ends) {
+  for (const QueuedPlan& later : plans_) {
+    for (SeqId id : later.plan.ends) {
       if (const auto sequence = sequences_.find(id)) sequence->ending = true;
     }
   }
@@ -295,11 +302,34 @@ void Worker::fail_batch(uint32_t lane, const Status& cause) {
   for (const auto& sequence : lost) fail(*sequence, message_of(cause));
 }
 
+void Worker::note_timing(Step& step, const WorkerMetrics& after, TimePoint now) {
+  const WorkerMetrics& before = step.timed->before;
+  StepTiming timing;
+  timing.queued_ns = std::max<Nanos>(step.timed->queued, 0);
+  timing.wall_ns = now - step.begun;
+  timing.attention_ns = after.attention_ns - before.attention_ns;
+  timing.dispatch_ns = after.dispatch_ns - before.dispatch_ns;
+  timing.combine_ns = after.combine_ns - before.combine_ns;
+  timing.head_ns = after.head_ns - before.head_ns;
+  timing.hidden_ns = after.hidden_ns - before.hidden_ns;
+  timing.rows = step.rows;
+  timing.micro_batches = static_cast<uint32_t>(step.batches.size());
+  timing.retried_items = static_cast<uint32_t>(after.exchange.retried_items - before.exchange.retried_items);
+  timing.deadlines = static_cast<uint32_t>(after.exchange.deadlines - before.exchange.deadlines);
+  timing.shards = step.timed->shards.list();
+  step.result.timing = std::move(timing);
+}
+
 void Worker::finish_step() {
   Step step = std::move(*step_);
   step_.reset();
-  tuner_.observe(step.rows, step.prefill, static_cast<uint32_t>(step.batches.size()),
-                 executor_.now() - step.begun);
+  const TimePoint now = executor_.now();
+  tuner_.observe(step.rows, step.prefill, static_cast<uint32_t>(step.batches.size()), now - step.begun);
+  metrics_.step_times.observe(now - step.begun);
+  if (step.timed) {
+    exchange_.time_shards(nullptr);
+    note_timing(step, metrics_, now);
+  }
   std::sort(step.sampled.begin(), step.sampled.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [index, token] : step.sampled) step.result.sampled.push_back(std::move(token));
@@ -311,8 +341,8 @@ void Worker::finish_step() {
     if (!failed) step.result.prompt_logprobs.push_back(std::move(piece));
   }
   // No step that is still to come has rows of these.
-  for (const BatchPlan& later : plans_) {
-    for (const SeqId id : later.ends) {
+  for (const QueuedPlan& later : plans_) {
+    for (const SeqId id : later.plan.ends) {
       const auto sequence = sequences_.find(id);
       if (sequence == nullptr || sequence->released) continue;
       sequence->released = true;

@@ -161,7 +161,8 @@ def overview():
 
 
 def latency():
-    ttft, gap = "conclave_router_time_to_first_token_seconds", "conclave_router_time_per_output_token_seconds"
+    ttft, mean_gap = "conclave_router_time_to_first_token_seconds", "conclave_router_time_per_output_token_seconds"
+    gap = "conclave_router_inter_token_seconds"
     whole = "conclave_router_request_duration_seconds"
 
     def quantiles(histogram):
@@ -169,19 +170,22 @@ def latency():
 
     return dashboard("latency", "Latency", "How long clients wait, and for what.", [
         panel("Time to first token", "From a request's arrival at the router to its first token.", "s", *quantiles(ttft)),
-        panel("Time per output token", "From a request's first token to its end, by the tokens after the first.", "s",
+        panel("Between tokens", "From one token of a choice to its next, each gap by itself: stalls show here.", "s",
               *quantiles(gap)),
+        panel("Time per output token", "From a request's first token to its end, by the tokens after the first: the mean of "
+              "each request.", "s", *quantiles(mean_gap)),
         panel("Whole requests", "From arrival to the end, whatever their length.", "s", *quantiles(whole)),
         heatmap("Time to first token, distribution", "Requests a second by the time to their first token.", "reqps",
                 f"sum by (le) (rate({ttft}_bucket[{RATE}]))", "{{le}}", axis="s"),
-        heatmap("Time per output token, distribution", "Requests a second by their mean time between tokens.", "reqps",
+        heatmap("Between tokens, distribution", "Tokens a second by the time since the one before.", "ops",
                 f"sum by (le) (rate({gap}_bucket[{RATE}]))", "{{le}}", axis="s"),
         row("What it is made of"),
-        panel("Mean time in the queue", "By Little's law: the queue's mean length over what enters it a second.", "s",
-              ("conclave:queue_time_seconds:mean5m", "mean")),
+        panel("Time in the queue", "From a request's acceptance to the start of its first sequence on a worker.", "s",
+              *quantiles("conclave_scheduler_queue_seconds"), ("conclave:queue_time_seconds:mean5m", "mean")),
         panel("Waiting at the router", "Requests without their first token, and those that wait to be tokenized.", "none",
               ("sum(conclave_router_queued_requests)", "without first token"),
               ("sum(conclave_router_waiting_text_requests)", "to be tokenized")),
+        panel("Steps", "From a step's beginning to its end on a worker.", "s", *quantiles("conclave_attention_step_seconds")),
         panel("Mean step", "Time of one step of a worker: computing, and waiting for experts.", "s",
               (f"{rate('conclave_attention_compute_seconds_total')} / {rate('conclave_attention_steps_total')}", "computing"),
               (f"{rate('conclave_attention_expert_wait_seconds_total')} / {rate('conclave_attention_steps_total')}",
@@ -256,6 +260,18 @@ def experts():
         panel("Imbalance, as the planner sees it", "The busiest shard over the mean: in all, and in the worst layer.", "none",
               ("max(conclave_scheduler_busiest_shard_ratio)", "all layers"),
               ("max(conclave_scheduler_busiest_layer_ratio)", "worst layer"), height=10),
+        heatmap("Busiest expert by layer", "Load of a layer's busiest expert over its mean expert; 1 is even.", "none",
+                "max by (layer) (conclave_scheduler_layer_busiest_expert_ratio)", "{{layer}}", width=12),
+        heatmap("Busiest shard by layer", "Load of a layer's busiest shard over the mean, as homes are now; 1 is even.", "none",
+                "max by (layer) (conclave_scheduler_layer_busiest_shard_ratio)", "{{layer}}", width=12),
+        panel("The busiest experts", "Rows a second of the 16 experts of all layers that are asked for most.", "short",
+              ("sum by (layer, expert) (conclave_scheduler_busy_expert_load_rows)", "layer {{layer}} expert {{expert}}")),
+        panel("Hot layers", "Share of a layer's load that its eight busiest experts have: the five layers with most.",
+              "percentunit", ("topk(5, max by (layer) (conclave_scheduler_layer_busy_experts_share_ratio))",
+                              "layer {{layer}}"), maximum=1),
+        panel("Rows by layer", "(row, expert) pairs that shards compute a second, by layer: the layers with most and least.",
+              "ops", (f"topk(3, {rate('conclave_expert_layer_rows_total', 'layer')})", "layer {{layer}}"),
+              (f"bottomk(3, {rate('conclave_expert_layer_rows_total', 'layer')})", "layer {{layer}}")),
         panel("Placement", "Homes of experts that changes add and take away in ten minutes, and experts with too few.", "none",
               ("sum(increase(conclave_scheduler_added_homes_total[10m]))", "added"),
               ("sum(increase(conclave_scheduler_removed_homes_total[10m]))", "removed"),
@@ -298,6 +314,28 @@ def data_plane():
               (f"{rate('conclave_attention_expert_wait_seconds_total')} / "
                f"({rate('conclave_attention_compute_seconds_total')} + "
                f"{rate('conclave_attention_expert_wait_seconds_total')})", "waiting"), maximum=1),
+        panel("Micro-batch overlap", "Of the time in which rows were at the experts, the share in which their worker computed "
+              "another micro-batch.", "percentunit", ("conclave:micro_batch_overlap:ratio_rate5m", "hidden"), maximum=1),
+        row("Links"),
+        panel("Reply time by shard, p99", "From a worker's dispatch to the shard's reply.", "s",
+              (f"histogram_quantile(0.99, sum by (le, shard) (rate(conclave_attention_shard_reply_seconds_bucket[{RATE}])))",
+               "{{shard}}")),
+        panel("Reply time by shard, mean", "The same, and the part of it that is not the shard's own computing: the wire and "
+              "its queue.", "s",
+              (f"{rate('conclave_attention_shard_reply_seconds_sum', 'shard')} / "
+               f"{rate('conclave_attention_shard_reply_seconds_count', 'shard')}", "{{shard}}"),
+              (f"({rate('conclave_attention_shard_reply_seconds_sum', 'shard')} - "
+               f"{rate('conclave_attention_shard_compute_seconds_total', 'shard')}) / "
+               f"{rate('conclave_attention_shard_reply_seconds_count', 'shard')}", "{{shard}}: not computing")),
+        panel("Rows at shards", "(token, expert) pairs that are at each shard now.", "none",
+              ("sum by (shard) (conclave_attention_shard_outstanding_rows)", "{{shard}}")),
+        panel("Bytes by link", "Bytes a second from a process to each of its peers.", "Bps",
+              (f"sum by (instance, name) (rate(conclave_transport_link_sent_bytes_total[{RATE}]) * on (member) "
+               "group_left (name) max by (member, name) (conclave_scheduler_member_info))", "{{instance}} to {{name}}")),
+        panel("Unacknowledged by link", "Bytes sent to a peer that its owner has not taken yet.", "bytes",
+              ("sum by (instance, name) (conclave_transport_link_unacknowledged_bytes * on (member) group_left (name) "
+               "max by (member, name) (conclave_scheduler_member_info))", "{{instance}} to {{name}}")),
+        row("Messages and flow"),
         panel("Rows a dispatch", "Mean (token, expert) pairs of a dispatch.", "none",
               (f"{rate('conclave_attention_dispatched_items_total')} / {rate('conclave_attention_dispatches_total')}",
                "items")),

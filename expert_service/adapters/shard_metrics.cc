@@ -1,6 +1,40 @@
 #include "expert_service/adapters/shard_metrics.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
 namespace conclave {
+namespace {
+
+constexpr size_t kBusyExperts = 8;  // of a layer, shown together
+
+// A few series a layer whatever the number of experts; `conclave experts` shows them one by one.
+void export_layers(const ShardMetrics& m, MetricSink& sink) {
+  if (m.experts == 0) return;
+  std::vector<uint64_t> rows;
+  for (size_t begin = 0, layer = 0; begin + m.experts <= m.tokens.size(); begin += m.experts, ++layer) {
+    const MetricLabels labels = {{"layer", std::to_string(layer)}};
+    rows.assign(m.tokens.begin() + static_cast<ptrdiff_t>(begin),
+                m.tokens.begin() + static_cast<ptrdiff_t>(begin + m.experts));
+    const auto busy = rows.begin() + static_cast<ptrdiff_t>(std::min<size_t>(kBusyExperts, rows.size()));
+    std::partial_sort(rows.begin(), busy, rows.end(), std::greater<>());
+    // The k largest of counters that grow grow as well.
+    const auto counter = [&](const char* name, const char* help, uint64_t value) {
+      sink.counter(name, help, static_cast<double>(value), labels);
+    };
+    counter("conclave_expert_layer_rows_total", "(row, expert) pairs computed, by layer",
+            std::accumulate(rows.begin(), rows.end(), uint64_t{0}));
+    counter("conclave_expert_layer_busiest_rows_total", "Of these: of the layer's expert that had most",
+            rows.front());
+    counter("conclave_expert_layer_busy_rows_total", "Of these: of the layer's eight experts that had most",
+            std::accumulate(rows.begin(), busy, uint64_t{0}));
+  }
+}
+
+}  // namespace
 
 void export_metrics(const ShardMetrics& m, MetricSink& sink) {
   const auto counter = [&sink](const char* name, const char* help, uint64_t value) {
@@ -38,6 +72,7 @@ void export_metrics(const ShardMetrics& m, MetricSink& sink) {
              static_cast<double>(m.queued_items));
   sink.counter("conclave_expert_compute_seconds_total", "Busy time",
                static_cast<double>(m.compute_ns) * 1e-9);
+  export_layers(m, sink);
 }
 
 }  // namespace conclave

@@ -61,7 +61,8 @@ struct ShardMetrics {
   uint64_t cold_experts = 0;  // gauge: of these, not yet read
   uint64_t queued_items = 0;  // gauge
   Nanos compute_ns = 0;
-  std::vector<uint64_t> tokens;  // [layer * num_experts + expert] rows computed
+  uint32_t experts = 0;          // of a layer
+  std::vector<uint64_t> tokens;  // [layer * experts + expert] rows computed
 };
 
 }  // namespace conclave

@@ -18,6 +18,7 @@ Shard::Shard(Executor& executor, ExpertTransport& transport, const ModelSpec& sp
       store_(experts, spec.num_experts, {options_.capacity_bytes, options_.weights_are_mapped}),
       group_(spec.num_experts, options_.precision, options_.fp8_wire) {
   CONCLAVE_CHECK(experts.size() == spec.num_layers);
+  metrics_.experts = spec.num_experts;
   metrics_.tokens.assign(static_cast<size_t>(spec.num_layers) * spec.num_experts, 0);
   load_.assign(metrics_.tokens.size(), 0);
 }

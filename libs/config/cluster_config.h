@@ -59,6 +59,8 @@ struct RouterConfig {
   std::string api_keys_file;  // empty: nobody is asked for a key
   bool trust_without_keys = false;
   bool access_log = true;
+  double trace_share = 0.01;  // of requests whose timeline is kept; always where the client's tracer asks
+  uint32_t max_timelines = 256;
   Nanos stall_report = 30 * kSecond;  // not of the file's section: logging.stall_report_s
 };
 

@@ -138,6 +138,12 @@ void scheduler_option_fields(FieldList& f, scheduler::SchedulerOptions& o) {
                       "Resumable requests kept after their end; past it the oldest are forgotten.");
   f.bytes("max_resumable_bytes", o.max_resumable_bytes, 0, kMaxBytes,
           "Their prompts, tokens and log-probabilities; past it the oldest are forgotten.");
+  f.integer<uint32_t>(
+      "max_timelines", o.max_timelines, 0, 65536, "requests",
+      "Requests, open or ended, whose timeline is kept (router.trace_share says of which); 0: "
+      "none.");
+  f.integer<uint32_t>("max_timeline_steps", o.max_timeline_steps, 2, 4096, "steps",
+                      "Steps of such a request that are kept: the first half and the last half.");
 }
 
 void scheduler_fields(FieldList& f, SchedulerConfig& c) {
@@ -203,6 +209,11 @@ void router_fields(FieldList& f, RouterConfig& c) {
   f.boolean("trust_without_keys", c.trust_without_keys,
             "Without api_keys_file: whether callers count as trusted and may set allow_special_tokens.");
   f.boolean("access_log", c.access_log, "One log line for each request: sizes and times, never text.");
+  f.real("trace_share", c.trace_share, 0, 1, "",
+         "Share of requests whose timeline is kept (docs/timelines.md), beside those whose client sends a "
+         "traceparent that says sampled.");
+  f.integer<uint32_t>("max_timelines", c.max_timelines, 0, 65536, "requests",
+                      "Requests, open or ended, whose timeline this router keeps.");
   admission_fields(f, c.limits);
   f.integer<uint32_t>("max_connections", c.max_connections, 1, 1000000, "connections",
                       "HTTP connections open at once.");

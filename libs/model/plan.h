@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct BatchPlan {
   // to the scheduler's pool when this step has been reported, or an earlier one released them. The worker
   // leaves their rows out from when it has the plan.
   std::vector<SeqId> ends;
+  bool timed = false;  // the result is to say how the step's time went
 };
 
 struct SampledToken {
@@ -71,6 +73,35 @@ struct PromptLogprobs {
   SeqId seq;
   uint32_t start = 0;
   std::vector<PromptLogprob> tokens;
+};
+
+// What one shard had to do with a step, as its worker saw it.
+struct ShardTiming {
+  Incarnation shard;
+  uint32_t replies = 0;
+  uint32_t items = 0;        // (token, expert) pairs of these
+  Nanos outstanding_ns = 0;  // while at least one dispatch was there
+  Nanos slowest_ns = 0;      // from a dispatch to its reply
+  Nanos compute_ns = 0;  // sum over the replies: the shard's time for the group that they were computed in
+};
+inline constexpr size_t kMaxTimedShards = 16;  // of a step: those with the most time outstanding
+
+// How a step's time went, on the worker's own clock.
+struct StepTiming {
+  Nanos queued_ns = 0;  // from the plan's arrival to the step's beginning, behind other steps
+  Nanos wall_ns = 0;    // from its beginning to its end
+  // Of StepResult::compute_ns, summed over layers and micro-batches. The rest of it is the embedding and
+  // copies of pages.
+  Nanos attention_ns = 0;
+  Nanos dispatch_ns = 0;
+  Nanos combine_ns = 0;
+  Nanos head_ns = 0;
+  Nanos hidden_ns = 0;  // computing while another micro-batch was at the experts
+  uint32_t rows = 0;
+  uint32_t micro_batches = 0;
+  uint32_t retried_items = 0;
+  uint32_t deadlines = 0;  // dispatches past theirs
+  std::vector<ShardTiming> shards;
 };
 
 // Reported once per plan, in order. A slice whose sequence had already finished on the worker is skipped
@@ -94,6 +125,7 @@ struct StepResult {
   // Between the step before and this one: time the worker stood still for want of a plan although it had
   // sequences. What planning one step ahead is to hide.
   Nanos plan_wait_ns = 0;
+  std::optional<StepTiming> timing = {};  // of a plan that asked for it
 };
 
 }  // namespace conclave

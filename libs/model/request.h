@@ -78,6 +78,13 @@ struct DeliveredChoice {
   bool ended = false;  // its end too: the choice is not run again
 };
 
+// Where a request stands in its client's trace (W3C Trace Context), and whether its timeline is kept.
+struct TraceContext {
+  uint64_t trace_hi = 0, trace_lo = 0;  // the trace id; both 0: none
+  uint64_t span = 0;                    // of this request within it
+  bool followed = false;  // each process notes what it does for the request (libs/model/timeline.h)
+};
+
 struct AcceptedRequest {
   RequestId id;
   std::vector<TokenId> prompt;  // 1 .. context length - 1 ids, all below vocab_size
@@ -100,6 +107,7 @@ struct AcceptedRequest {
   // What another router needs to go on writing the answer: the scheduler keeps it and does not look inside.
   // Empty: only the router that submitted the request can go on with it.
   std::string router_context = {};
+  TraceContext trace = {};
 };
 
 // A request that a gateway has taken over from another one, or from itself: its tokens follow from the first

@@ -9,6 +9,7 @@
 #include "libs/base/status.h"
 #include "libs/model/membership.h"
 #include "libs/model/request.h"
+#include "libs/model/timeline.h"
 
 namespace conclave {
 
@@ -57,6 +58,12 @@ class SchedulerPort {
     cancel(id);
   }
   virtual FleetInfo fleet() const = 0;
+  // Any thread. Calls `done` once, on any thread, with what the scheduler knows of a request whose trace says
+  // `followed`, or that ended lately: NOT_FOUND; UNAVAILABLE when no scheduler answers within a few seconds.
+  virtual void timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) {
+    (void)id;
+    done(make_status(StatusCode::kUnimplemented, "this port knows no timelines"));
+  }
 };
 
 }  // namespace conclave

@@ -12,6 +12,7 @@
 #include "libs/model/membership.h"
 #include "libs/model/plan.h"
 #include "libs/model/request.h"
+#include "libs/model/timeline.h"
 #include "libs/ports/scheduler_port.h"
 
 namespace conclave::rpc {
@@ -29,9 +30,10 @@ inline constexpr uint32_t kMaxPositions = 1u << 26;  // of one sequence
 inline constexpr uint32_t kMaxVocab = 1u << 26;
 inline constexpr uint32_t kMaxPlanEntries = 1u << 20;  // slices, starts, ends, sampled tokens of one message
 inline constexpr uint32_t kMaxPlanRows = 1u << 24;
-inline constexpr uint32_t kMaxHomes = 1u << 26;         // entries of one placement
-inline constexpr uint32_t kMaxLoadEntries = 1'000'000;  // of one load report
-inline constexpr uint64_t kMaxLoadCount = 1ull << 48;   // pairs of one expert in one load report
+inline constexpr uint32_t kMaxHomes = 1u << 26;          // entries of one placement
+inline constexpr uint32_t kMaxLoadEntries = 1'000'000;   // of one load report
+inline constexpr uint64_t kMaxLoadCount = 1ull << 48;    // pairs of one expert in one load report
+inline constexpr uint32_t kMaxTimelineEntries = 65'536;  // marks, steps, members of one timeline
 inline constexpr Nanos kMaxDuration = 366ll * 86400 * kSecond;
 
 // Cut at `limit` bytes, with every byte that is not part of valid UTF-8 replaced by '?'.
@@ -44,6 +46,9 @@ void to_proto(const Welcome& from, pb::Welcome* to);
 void to_proto(const Refusal& from, pb::Refusal* to);
 void to_proto(const BatchPlan& from, pb::BatchPlan* to);
 void to_proto(const StepResult& from, pb::StepResult* to);
+void to_proto(const StepTiming& from, pb::StepTiming* to);
+void to_proto(const TraceContext& from, pb::TraceContext* to);
+void to_proto(const SchedulerTimeline& from, pb::TimelineReply* to);
 void to_proto(const PlacementTable& from, pb::Placement* to);
 void to_proto(const ExpertLoad& from, pb::ExpertLoad* to);
 void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to);
@@ -62,6 +67,9 @@ StatusOr<Welcome> from_proto(const pb::Welcome& from);
 StatusOr<Refusal> from_proto(const pb::Refusal& from);
 StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from);
 StatusOr<StepResult> from_proto(const pb::StepResult& from);
+StatusOr<StepTiming> from_proto(const pb::StepTiming& from);
+TraceContext from_proto(const pb::TraceContext& from);
+StatusOr<SchedulerTimeline> from_proto(const pb::TimelineReply& from);
 StatusOr<PlacementTable> from_proto(const pb::Placement& from);
 StatusOr<ExpertLoad> from_proto(const pb::ExpertLoad& from);
 StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from);

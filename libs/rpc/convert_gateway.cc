@@ -22,6 +22,8 @@ void to_proto(const AcceptedRequest& from, pb::SubmitRequest* to) {
   to->set_priority(from.priority);
   to->set_cache_salt(wire_text(from.cache_salt, kMaxCacheSaltBytes));
   to->set_router_context(from.router_context);
+  const TraceContext& trace = from.trace;
+  if (trace.followed || (trace.trace_hi | trace.trace_lo) != 0) to_proto(trace, to->mutable_trace());
 }
 
 StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
@@ -55,6 +57,7 @@ StatusOr<AcceptedRequest> from_proto(const pb::SubmitRequest& from) {
   to.cache_salt = from.cache_salt();
   RETURN_IF_ERROR(check_text("router_context", from.router_context(), kMaxRouterContextBytes));
   to.router_context = from.router_context();
+  if (from.has_trace()) to.trace = from_proto(from.trace());
   return to;
 }
 

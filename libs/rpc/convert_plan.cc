@@ -349,6 +349,7 @@ void to_proto(const BatchPlan& from, pb::BatchPlan* to) {
     out->set_from(copy.from);
     out->set_to(copy.to);
   }
+  to->set_timed(from.timed);
 }
 
 StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
@@ -369,6 +370,7 @@ StatusOr<BatchPlan> from_proto(const pb::BatchPlan& from) {
   }
   RETURN_IF_ERROR(check_count("plan.copies", from.copies_size(), kMaxPlanEntries));
   for (const pb::PageCopy& copy : from.copies()) to.copies.push_back({copy.from(), copy.to()});
+  to.timed = from.timed();
   return to;
 }
 
@@ -390,6 +392,7 @@ void to_proto(const StepResult& from, pb::StepResult* to) {
   to->set_compute_ns(from.compute_ns);
   to->set_expert_wait_ns(from.expert_wait_ns);
   to->set_plan_wait_ns(from.plan_wait_ns);
+  if (from.timing) to_proto(*from.timing, to->mutable_timing());
 }
 
 StatusOr<StepResult> from_proto(const pb::StepResult& from) {
@@ -419,6 +422,9 @@ StatusOr<StepResult> from_proto(const pb::StepResult& from) {
   to.compute_ns = from.compute_ns();
   to.expert_wait_ns = from.expert_wait_ns();
   to.plan_wait_ns = from.plan_wait_ns();
+  if (from.has_timing()) {
+    ASSIGN_OR_RETURN(to.timing, from_proto(from.timing()));
+  }
   return to;
 }
 

@@ -1,5 +1,6 @@
 #include "libs/rpc/scheduler_client.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "libs/rpc/backoff.h"
 #include "libs/rpc/client_stream.h"
 #include "libs/rpc/convert.h"
+#include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/open_requests.h"
 #include "libs/runtime/loop_executor.h"
 
@@ -18,6 +20,8 @@ namespace conclave::rpc {
 namespace {
 
 using GatewayStream = ClientStream<pb::GatewayUp, pb::GatewayDown>;
+
+constexpr std::chrono::seconds kTimelineLimit(3);
 
 }  // namespace
 
@@ -414,6 +418,44 @@ void SchedulerClient::release(RequestId id, const RequestObserver& observer, boo
 FleetInfo SchedulerClient::fleet() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->fleet;
+}
+
+void SchedulerClient::timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) {
+  // A call of its own, beside the stream: it keeps nothing of this object.
+  struct Call {
+    grpc::ClientContext context;
+    pb::TimelineRequest request;
+    pb::TimelineReply reply;
+    std::function<void(StatusOr<SchedulerTimeline>)> done;
+  };
+  auto call = std::make_shared<Call>();
+  call->context.set_deadline(std::chrono::system_clock::now() + kTimelineLimit);
+  to_proto(id, call->request.mutable_id());
+  call->done = std::move(done);
+  impl_->stub->async()->Timeline(
+      &call->context, &call->request, &call->reply, [call](const grpc::Status& status) {
+        if (status.ok()) return call->done(from_proto(call->reply));
+        const Status cause = from_grpc(status);
+        const bool told = cause.code() == StatusCode::kNotFound || cause.code() == StatusCode::kUnimplemented;
+        call->done(told ? cause : unavailable("the scheduler does not answer: " + message_of(cause)));
+      });
+}
+
+std::optional<FleetLoad> SchedulerClient::load(Nanos limit) const {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::nanoseconds(limit));
+  pb::StatusReply reply;
+  if (!impl_->stub->Status(&context, {}, &reply).ok()) return std::nullopt;
+  FleetLoad load;
+  load.waiting = reply.requests_waiting();
+  load.running = reply.requests_running();
+  uint64_t used = 0, total = 0;
+  for (const pb::MemberStatus& member : reply.members()) {
+    used += member.kv_blocks_used();
+    total += member.kv_blocks_total();
+  }
+  if (total > 0) load.kv_usage = static_cast<double>(used) / static_cast<double>(total);
+  return load;
 }
 
 void SchedulerClient::post(std::function<void()> task) { impl_->thread.loop().post(std::move(task)); }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "libs/base/ids.h"
@@ -26,6 +27,13 @@ struct SchedulerClientMetrics {
   uint64_t invalid_messages = 0;  // each closed its connection
   uint64_t adoptions = 0;         // requests taken over
   uint32_t open = 0;
+};
+
+// Of the scheduler's whole cluster.
+struct FleetLoad {
+  uint32_t waiting = 0;  // requests
+  uint32_t running = 0;
+  double kv_usage = 0;  // pages in use of all pages
 };
 
 class SchedulerClient final : public SchedulerPort {
@@ -49,8 +57,12 @@ class SchedulerClient final : public SchedulerPort {
   void release(RequestId id, const RequestObserver& observer, bool finished) override;
   // Not ready, with the reason, while there is no connection.
   FleetInfo fleet() const override;
+  // UNAVAILABLE too while there is no connection. `done` may outlive the client.
+  void timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) override;
 
   SchedulerClientMetrics metrics() const;
+  // Asks the scheduler; nothing when it does not answer within `limit`. Blocks; any thread but the client's.
+  std::optional<FleetLoad> load(Nanos limit) const;
   // Runs the task soon on the client's thread. Any thread.
   void post(std::function<void()> task);
 

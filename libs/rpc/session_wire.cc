@@ -52,7 +52,7 @@ struct Writer {
   }
 };
 
-// Everything but starts and copies, which come with new sequences only.
+// Everything but starts and copies, which come with new sequences only, and the wish for a timing.
 void encode_plain(const BatchPlan& plan, const Allocate& allocate) {
   size_t seqs = 0, positions = 0, counts = 0, block_counts = 0, blocks = 0, ends = 0;
   uint64_t not_one = 0;
@@ -260,7 +260,7 @@ void encode(const google::protobuf::MessageLite& message, const Allocate& alloca
 
 void encode(const ToMember& message, const Allocate& allocate) {
   const auto* plan = std::get_if<BatchPlan>(&message);
-  if (plan != nullptr && plan->starts.empty() && plan->copies.empty()) {
+  if (plan != nullptr && plan->starts.empty() && plan->copies.empty() && !plan->timed) {
     encode_plain(*plan, allocate);
     return;
   }

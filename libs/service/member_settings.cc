@@ -1,5 +1,7 @@
 #include "libs/service/member_settings.h"
 
+#include <string>
+
 #include "libs/kernels/ops.h"
 #include "libs/telemetry/log.h"
 
@@ -83,6 +85,24 @@ void export_transport(const TransportStats& stats, uint64_t incarnations, Metric
   }
   counter("conclave_transport_lost_peers_total", "Peers lost", stats.peers_lost);
   sink.gauge("conclave_transport_peers", "Peers up", static_cast<double>(stats.peers));
+  for (const LinkStats& link : stats.links) {
+    // Its name is in conclave_scheduler_member_info.
+    const MetricLabels labels = {{"member", std::to_string(link.peer.value)}};
+    const auto of_link = [&](const char* name, const char* help, uint64_t value) {
+      sink.counter(name, help, static_cast<double>(value), labels);
+    };
+    of_link("conclave_transport_link_sent_bytes_total", "Bytes sent to a peer, on the connection of now",
+            link.sent_bytes);
+    of_link("conclave_transport_link_received_bytes_total",
+            "Bytes received from a peer, on the connection of now", link.received_bytes);
+    of_link("conclave_transport_link_sent_messages_total",
+            "Messages sent to a peer, on the connection of now", link.sent_messages);
+    of_link("conclave_transport_link_received_messages_total",
+            "Messages received from a peer, on the connection of now", link.received_messages);
+    sink.gauge("conclave_transport_link_unacknowledged_bytes",
+               "Bytes sent to a peer that its owner has not taken yet",
+               static_cast<double>(link.inflight_bytes), labels);
+  }
 }
 
 }  // namespace conclave

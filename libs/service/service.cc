@@ -76,6 +76,7 @@ uint32_t compute_threads(uint32_t configured) {
 
 Status Service::start_ops(const std::string& listen, const std::string& key) {
   process_metrics_ = export_process(metrics_, CONCLAVE_VERSION, role_);
+  startup_metrics_ = export_startup(metrics_, startup_);
   tls_metrics_ = metrics_.add_collector(export_tls);
   OpsServer::Hooks hooks;
   hooks.metrics = &metrics_;

@@ -88,7 +88,7 @@ class Service {
   StartupProgress startup_;
   std::shared_ptr<ServiceState> state_;
   std::unique_ptr<ProgressWatch> progress_;  // before what asks it
-  std::unique_ptr<MetricsRegistry::CollectorHandle> process_metrics_, tls_metrics_;
+  std::unique_ptr<MetricsRegistry::CollectorHandle> process_metrics_, startup_metrics_, tls_metrics_;
   std::unique_ptr<OpsServer> ops_;
   std::vector<std::pair<std::string, std::string>> addresses_;
 };

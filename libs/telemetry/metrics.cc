@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <list>
 #include <map>
 #include <mutex>
@@ -81,6 +82,22 @@ class Sink : public MetricSink {
     prometheus::ClientMetric metric;
     metric.gauge.value = value;
     add(name, help, prometheus::MetricType::Gauge, std::move(metric), labels);
+  }
+  void times(std::string_view name, std::string_view help, std::span<const Nanos> bounds,
+             std::span<const uint64_t> counts, Nanos sum, const MetricLabels& labels) override {
+    CONCLAVE_CHECK(counts.size() == bounds.size() + 1);
+    prometheus::ClientMetric metric;
+    metric.histogram.bucket.reserve(counts.size());
+    uint64_t below = 0;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      below += counts[i];
+      const double bound = i < bounds.size() ? static_cast<double>(bounds[i]) / static_cast<double>(kSecond)
+                                             : std::numeric_limits<double>::infinity();
+      metric.histogram.bucket.push_back({below, bound});
+    }
+    metric.histogram.sample_count = below;
+    metric.histogram.sample_sum = static_cast<double>(sum) / static_cast<double>(kSecond);
+    add(name, help, prometheus::MetricType::Histogram, std::move(metric), labels);
   }
 
  private:

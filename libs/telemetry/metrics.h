@@ -6,12 +6,16 @@
 // Metrics never fail a request: a counter that would go down ignores the change.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "libs/base/clock.h"
 
 namespace conclave {
 
@@ -45,6 +49,15 @@ class MetricSink {
                        const MetricLabels& labels = {}) = 0;
   virtual void gauge(std::string_view name, std::string_view help, double value,
                      const MetricLabels& labels = {}) = 0;
+  // Times, shown in seconds: `counts` by bucket and not added up, one more than `bounds`.
+  virtual void times(std::string_view name, std::string_view help, std::span<const Nanos> bounds,
+                     std::span<const uint64_t> counts, Nanos sum, const MetricLabels& labels) = 0;
+  // The same of a TimeHistogram (libs/base/time_histogram.h).
+  template <class Times>
+  void histogram(std::string_view name, std::string_view help, const Times& seen,
+                 const MetricLabels& labels = {}) {
+    times(name, help, seen.bounds(), seen.counts(), seen.sum(), labels);
+  }
 };
 
 // Whether a name follows the rule above; `is_counter` decides about _total.

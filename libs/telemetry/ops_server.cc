@@ -92,6 +92,11 @@ void StartupProgress::refresh() {
   if (look_) look_(*this);
 }
 
+StartupStep StartupProgress::now() const {
+  std::lock_guard lock(mutex_);
+  return {phase_, fraction_};
+}
+
 bool StartupProgress::is_done() const {
   std::lock_guard lock(mutex_);
   return finished_ != kNever;

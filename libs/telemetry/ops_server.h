@@ -40,6 +40,8 @@ class StartupProgress {
   // itself has started, such as weights that become warm. `look` calls set() or done(). Any thread.
   void follow(std::function<void(StartupProgress&)> look);
   void refresh();
+  // Where it is now; "done" with fraction 1 once it is.
+  StartupStep now() const;
   // {"done":..,"phase":..,"detail":..,"fraction":..,"elapsed_seconds":..}; the clock stops at done().
   std::string json() const;
 

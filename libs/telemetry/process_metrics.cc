@@ -85,4 +85,16 @@ std::unique_ptr<MetricsRegistry::CollectorHandle> export_process(MetricsRegistry
   });
 }
 
+std::unique_ptr<MetricsRegistry::CollectorHandle> export_startup(MetricsRegistry& metrics,
+                                                                 StartupProgress& startup) {
+  return metrics.add_collector([&startup](MetricSink& sink) {
+    startup.refresh();
+    const StartupStep now = startup.now();
+    sink.gauge("conclave_start_phase_info", "1; the phase of its start that this process is in", 1,
+               {{"phase", now.phase}});
+    if (now.fraction >= 0)
+      sink.gauge("conclave_start_fraction_ratio", "How much of its start is done", now.fraction);
+  });
+}
+
 }  // namespace conclave

@@ -365,7 +365,13 @@ void SessionTransport::keep_alive() {
 
 TransportStats SessionTransport::stats() const {
   TransportStats s = stats_;
-  for (const auto& [id, peer] : peers_) s.peers += peer.state == State::kUp;
+  for (const auto& [id, peer] : peers_) {
+    if (peer.state != State::kUp) continue;
+    ++s.peers;
+    s.links.push_back({id, peer.sent_messages, peer.sent_bytes, peer.received_messages, peer.received_bytes,
+                       peer.sent_bytes - peer.acked_bytes});
+  }
+  std::sort(s.links.begin(), s.links.end(), [](const auto& a, const auto& b) { return a.peer < b.peer; });
   return s;
 }
 

@@ -60,7 +60,17 @@ struct TransportOptions {
   std::function<uint64_t()> random;
 };
 
-// Counts since the start, for metrics. All monotonic but peers.
+// Of one peer that is up, since its connection stands.
+struct LinkStats {
+  Incarnation peer;
+  uint64_t sent_messages = 0;
+  uint64_t sent_bytes = 0;
+  uint64_t received_messages = 0;
+  uint64_t received_bytes = 0;
+  uint64_t inflight_bytes = 0;  // sent, not yet acknowledged
+};
+
+// Counts since the start, for metrics. All monotonic but peers and links.
 struct TransportStats {
   uint64_t sent_messages = 0;
   uint64_t sent_bytes = 0;
@@ -71,8 +81,9 @@ struct TransportStats {
   uint64_t blocked = 0;            // submits and replies that met a bound
   uint64_t hellos_refused = 0;     // by us, and below by their reasons
   std::array<uint64_t, kHelloRefusals> hellos_refused_by{};
-  uint64_t peers_lost = 0;  // PeerDown events
-  uint64_t peers = 0;       // now up
+  uint64_t peers_lost = 0;       // PeerDown events
+  uint64_t peers = 0;            // now up
+  std::vector<LinkStats> links;  // of these, in order of their incarnation
 };
 
 }  // namespace conclave

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "libs/base/random.h"
+#include "router_service/door/traceparent.h"
 
 namespace conclave::door {
 namespace {
@@ -41,13 +42,14 @@ std::string make_request_id() {
 }
 
 Visit::Visit(std::shared_ptr<DoorBook> book, std::string_view protocol, std::string_view route,
-             std::string id, std::shared_ptr<Tenant> tenant)
+             std::string id, std::shared_ptr<Tenant> tenant, const TraceContext& trace)
     : book_(std::move(book)),
       protocol_(protocol),
       route_(route),
       id_(std::move(id)),
       tenant_(std::move(tenant)),
-      arrived_(steady_now()) {}
+      arrived_(steady_now()),
+      trace_(trace) {}
 
 Visit::~Visit() {
   const TimePoint now = steady_now();
@@ -67,6 +69,7 @@ Visit::~Visit() {
   line.completion_tokens = completion_tokens_;
   line.to_first_token = to_first_token_;
   line.total = now - arrived_;
+  line.trace = trace_;
   book_->on_end(line);
 }
 
@@ -95,6 +98,7 @@ gateway::Origin Visit::origin(std::shared_ptr<Visit> self) const {
   origin.route = route_;
   origin.tenant = tenant_->name();
   origin.trusted = tenant_->trusted();
+  origin.trace = trace_;
   origin.record = std::move(self);
   return origin;
 }
@@ -157,9 +161,10 @@ StatusOr<std::shared_ptr<Tenant>> FrontDoor::identify(std::string_view authoriza
 }
 
 std::shared_ptr<Visit> FrontDoor::enter(std::string_view protocol, std::string_view route, std::string id,
-                                        std::shared_ptr<Tenant> tenant) {
+                                        std::shared_ptr<Tenant> tenant, std::string_view traceparent) {
   if (tenant == nullptr) tenant = anyone_;
-  return std::shared_ptr<Visit>(new Visit(book_, protocol, route, std::move(id), std::move(tenant)));
+  return std::shared_ptr<Visit>(new Visit(book_, protocol, route, std::move(id), std::move(tenant),
+                                          begin_trace(traceparent, options_.trace_share)));
 }
 
 StatusOr<size_t> FrontDoor::reload_keys() {

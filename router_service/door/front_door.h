@@ -34,6 +34,7 @@ struct AccessLine {
   uint64_t completion_tokens = 0;
   Nanos to_first_token = -1;  // negative: there was none
   Nanos total = 0;
+  TraceContext trace = {};
 };
 
 struct FrontDoorOptions {
@@ -41,6 +42,7 @@ struct FrontDoorOptions {
   bool trust_without_keys = false;  // what an unnamed caller may do while no keys are configured
   uint32_t max_keys = 10000;
   uint64_t max_keys_file_bytes = 4 << 20;
+  double trace_share = 0;  // of requests that are followed though their client's tracer does not say so
   // Of every visit that ends before the door does; may be empty. Called one at a time.
   std::function<void(const AccessLine&)> on_end;
 };
@@ -80,6 +82,7 @@ class Visit : public gateway::RequestRecord {
   gateway::Origin origin(std::shared_ptr<Visit> self) const;
   const std::string& id() const { return id_; }
   const std::string& tenant() const { return tenant_->name(); }
+  const TraceContext& trace() const { return trace_; }
 
   // --- RequestRecord ---
   void ended(const gateway::Summary& summary) override;
@@ -87,7 +90,7 @@ class Visit : public gateway::RequestRecord {
  private:
   friend class FrontDoor;
   Visit(std::shared_ptr<DoorBook> book, std::string_view protocol, std::string_view route, std::string id,
-        std::shared_ptr<Tenant> tenant);
+        std::shared_ptr<Tenant> tenant, const TraceContext& trace);
 
   const std::shared_ptr<DoorBook> book_;
   const std::string protocol_;
@@ -95,6 +98,7 @@ class Visit : public gateway::RequestRecord {
   const std::string id_;
   const std::shared_ptr<Tenant> tenant_;
   const TimePoint arrived_;
+  const TraceContext trace_;
   std::atomic<int> status_{0};
 
   mutable std::mutex mutex_;
@@ -118,9 +122,10 @@ class FrontDoor {
   // Whose key an "authorization" value ("Bearer KEY") holds. UNAUTHENTICATED with the code "invalid_api_key"
   // otherwise. Looks at every key whatever it finds, so that the time says nothing.
   StatusOr<std::shared_ptr<Tenant>> identify(std::string_view authorization);
-  // `tenant` as identify() gave it; null: nobody that we know.
+  // `tenant` as identify() gave it; null: nobody that we know. `traceparent`: the client's header, empty
+  // where it has none, or several.
   std::shared_ptr<Visit> enter(std::string_view protocol, std::string_view route, std::string id,
-                               std::shared_ptr<Tenant> tenant);
+                               std::shared_ptr<Tenant> tenant, std::string_view traceparent = "");
 
   // Reads the keys again and returns how many there are; on an error the old ones stay. Tenants keep what
   // they have used.

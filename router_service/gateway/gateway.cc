@@ -71,6 +71,7 @@ Gateway::Gateway(GatewayOptions options, ModelSpec model, SchedulerPort& schedul
       scheduler_(scheduler),
       codec_(codec),
       on_end_(std::move(on_end)),
+      timelines_(options.max_timelines),
       pool_(options.text_threads, options.limits.max_waiting_texts) {}
 
 Gateway::~Gateway() {
@@ -242,6 +243,8 @@ StatusOr<std::shared_ptr<Generation>> Gateway::generate(GenerateRequest request,
     if (draining_) return unavailable("the router is shutting down");
     if (open_.size() >= limits.max_requests)
       return limit_reached(Limit::kRequests, "requests are open", limits.max_requests);
+    if (request.origin.trace.followed)
+      generation->follow(timelines_.open(id, request.origin, false, generation->arrived()));
     open_.emplace(id, Open{generation, request.name, request.origin, number});
   }
   auto work =
@@ -283,6 +286,8 @@ Status Gateway::prepare(Work& work) const {
       std::min(request.time_left.value_or(options_.default_deadline), options_.default_deadline);
   const Status late = deadline_exceeded("the request passed its deadline");
   if (steady_now() >= deadline) return late;
+  RouterTimeline* const timeline = work.generation->timeline().get();
+  if (timeline != nullptr) timeline->mark(RouterMarkKind::kText);
   auto encoded = encode(request, deadline);
   if (!encoded.ok()) {
     if (encoded.status().code() != StatusCode::kDeadlineExceeded) return encoded.status();
@@ -290,12 +295,16 @@ Status Gateway::prepare(Work& work) const {
     if (steady_now() >= deadline) return late;
     return resource_exhausted(message_of(encoded.status()) + "; retry later");
   }
+  if (timeline != nullptr) {
+    timeline->mark(RouterMarkKind::kTokenized, std::to_string(encoded->tokens.size()) + " tokens");
+  }
   RETURN_IF_ERROR(check_prompt_length(request, encoded->tokens.size()));
   const uint32_t room = context_length() - static_cast<uint32_t>(encoded->tokens.size());
 
   AcceptedRequest accepted;
   accepted.id = work.generation->id();
   accepted.tenant = request.origin.tenant;
+  accepted.trace = request.origin.trace;
   accepted.sampling = work.sampling;
   SamplingParams& sampling = accepted.sampling;
   const bool only_prompt = request.echo && request.max_tokens == 0;

@@ -24,6 +24,7 @@
 #include "router_service/gateway/request.h"
 #include "router_service/gateway/sampling.h"
 #include "router_service/gateway/text_codec.h"
+#include "router_service/gateway/timeline.h"
 #include "router_service/gateway/work_pool.h"
 
 namespace conclave::gateway {
@@ -35,6 +36,7 @@ struct GatewayOptions {
   // A fleet that stops being ready (a process died) is usually back within a second: for so long requests are
   // still taken, and wait in the scheduler's queue. After that they are refused with the reason.
   Nanos unready_grace = 10 * kSecond;
+  uint32_t max_timelines = 256;  // of followed requests, open or ended
   Generation::Limits stream;
 };
 
@@ -109,6 +111,11 @@ class Gateway {
   uint32_t context_length() const;
   GatewayCounts counts() const;
   const LimitCounters& limits() const { return limit_counters_; }
+  const TimelineBook& timelines() const { return timelines_; }
+  // What the scheduler knows of a request; SchedulerPort::timeline.
+  void ask_timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) const {
+    scheduler_.timeline(id, std::move(done));
+  }
   // Counts a refusal by a limit that a protocol adapter found (limit_of).
   void note_limit(const Status& refusal) const;
   // The oldest first, at most `max` of them.
@@ -158,6 +165,7 @@ class Gateway {
   const std::function<void(const Summary&)> on_end_;
   mutable LimitCounters limit_counters_;
   QueueMeter queue_;
+  TimelineBook timelines_;
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;

@@ -29,6 +29,7 @@ StatusOr<std::shared_ptr<Generation>> Gateway::resume(std::string_view text, Ori
     } else if (open_.size() >= options_.limits.max_requests) {
       return limit_reached(Limit::kRequests, "requests are open", options_.limits.max_requests);
     }
+    if (origin.trace.followed) generation->follow(timelines_.open(*id, origin, true, generation->arrived()));
     open_.insert_or_assign(*id, Open{generation, "", std::move(origin), number});
   }
   if (reader) reader->hand_over(cancelled("another connection has taken the stream over"));

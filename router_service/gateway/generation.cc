@@ -17,6 +17,7 @@ Generation::Generation(RequestId id, SchedulerPort& scheduler, Limits limits, st
 Update Generation::take() {
   std::lock_guard lock(mutex_);
   signalled_ = false;
+  if (timeline_) timeline_->taken();
   Update update;
   update.accepted = accepted_;
   for (Choice& choice : choices_) {
@@ -95,9 +96,11 @@ void Generation::submit(AcceptedRequest request, std::vector<Choice> choices, st
     prompt_text_ = std::move(prompt_text);
     choices_ = std::move(choices);
     closed_.assign(choices_.size(), false);
+    last_tokens_.assign(choices_.size(), 0);
     running_ = static_cast<uint32_t>(choices_.size());
     in_pieces_ = !request.router_context.empty();
     if (in_pieces_) held_.resize(choices_.size());
+    if (timeline_) timeline_->mark(RouterMarkKind::kSubmitted, "", submitted_at_);
   }
   scheduler_.submit(std::move(request), shared_from_this());
   Leave leave = Leave::kNothing;
@@ -120,6 +123,7 @@ void Generation::on_accepted() {
     std::lock_guard lock(mutex_);
     if (state_ == State::kEnded || accepted_) return;
     accepted_ = true;
+    if (timeline_) timeline_->mark(RouterMarkKind::kAccepted);
     if (in_pieces_) accept_piece();
     note_update(after);
   }
@@ -158,12 +162,19 @@ void Generation::hold(std::shared_ptr<void> place) {
 
 void Generation::on_tokens(const TokenEvent& event) {
   After after;
+  Nanos gap = -1;
   {
     std::lock_guard lock(mutex_);
     after.place = std::move(place_);
     if (state_ == State::kEnded || event.choice >= closed_.size()) return;
     if (event.finish != FinishReason::kNone) closed_[event.choice] = true;
-    if (to_first_token_ < 0 && !event.tokens.empty()) to_first_token_ = steady_now() - arrived_;
+    if (!event.tokens.empty()) {
+      const TimePoint now = steady_now();
+      const TimePoint before = std::exchange(last_tokens_[event.choice], now);
+      if (before != 0) gap = now - before;
+      if (to_first_token_ < 0) to_first_token_ = now - arrived_;
+      if (timeline_) timeline_->tokens(event, now);
+    }
     if (!cached_tokens_) cached_tokens_ = event.cached_tokens;
     if (in_pieces_) {
       hold_event(event, after);
@@ -172,6 +183,7 @@ void Generation::on_tokens(const TokenEvent& event) {
     }
     note_update(after);
   }
+  if (gap >= 0 && limits_.on_token_gap) limits_.on_token_gap(gap);
   run(std::move(after));
 }
 
@@ -280,6 +292,11 @@ void Generation::end(FinishReason finish, const Status& error, After& after, Lea
   summary.to_first_token = to_first_token_;
   summary.total = steady_now() - arrived_;
   after.summary = summary;
+  if (timeline_) {
+    timeline_->end(error.ok() ? finish == FinishReason::kLength ? "length" : "stop"
+                              : std::string(absl::StatusCodeToString(error.code())),
+                   usage());
+  }
   if (in_pieces_) {
     Update last;
     last.accepted = accepted_;

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "libs/base/clock.h"
@@ -25,6 +26,7 @@
 #include "router_service/gateway/choice.h"
 #include "router_service/gateway/request.h"
 #include "router_service/gateway/text_codec.h"
+#include "router_service/gateway/timeline.h"
 
 namespace conclave::gateway {
 
@@ -69,6 +71,8 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
  public:
   struct Limits {
     uint32_t max_pending_tokens = 4096;  // not yet taken by the client; beyond, the request is cancelled
+    // Told of the time between two events with tokens of one choice, on the port's thread; may be empty.
+    std::function<void(Nanos)> on_token_gap = nullptr;
   };
 
   // `on_update` is called, from any thread, when take() has something new, and not again until take() was
@@ -115,6 +119,9 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   // --- from the gateway ---
   // Its place in the queue: let go at its first event from the scheduler after the acceptance, or at its end.
   void hold(std::shared_ptr<void> place);
+  // Notes there what it does, from before anything else; null: nothing is noted.
+  void follow(std::shared_ptr<RouterTimeline> timeline) { timeline_ = std::move(timeline); }
+  const std::shared_ptr<RouterTimeline>& timeline() const { return timeline_; }
   // Ends it before it was submitted.
   void refuse(const Status& cause) { abort(cause); }
   // Hands it to the scheduler unless it has ended meanwhile. One choice for each of the request's.
@@ -171,6 +178,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   SchedulerPort& scheduler_;
   const Limits limits_;
   const TimePoint arrived_;
+  std::shared_ptr<RouterTimeline> timeline_;  // set before others know of it
 
   mutable std::mutex mutex_;
   std::shared_ptr<const std::function<void()>> on_update_;  // null once nothing is reported any more
@@ -206,6 +214,7 @@ class Generation : public RequestObserver, public std::enable_shared_from_this<G
   bool slow_reader_ = false;
   std::optional<uint32_t> cached_tokens_;  // the first that was said
   Nanos to_first_token_ = -1;
+  std::vector<TimePoint> last_tokens_;  // by choice; 0: none yet
 };
 
 }  // namespace conclave::gateway

@@ -2,6 +2,7 @@
 // reported as pieces.
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
 
 #include "router_service/gateway/generation.h"
@@ -18,6 +19,7 @@ std::vector<Update> Generation::take_pieces() {
     if (in_pieces) {
       if (pieces_.empty()) release_held(after);  // a backlog comes in parts
       signalled_ = false;
+      if (timeline_) timeline_->taken();
       after.update = nullptr;  // the caller is here
       std::move(pieces_.begin(), pieces_.end(), std::back_inserter(out));
       pieces_.clear();
@@ -42,6 +44,7 @@ void Generation::adopt(std::string tenant, std::function<void(const AdoptedReque
     state_ = State::kSubmitting;
     submitted_at_ = steady_now();
     in_pieces_ = adopted_ = resumable_ = stream_began_ = true;
+    if (timeline_) timeline_->mark(RouterMarkKind::kSubmitted, "asked for its stream", submitted_at_);
     prepare_ = std::move(prepare);
   }
   scheduler_.adopt(id_, std::move(tenant), shared_from_this());
@@ -61,7 +64,12 @@ void Generation::on_adopted(const AdoptedRequest& adopted) {
     if (state_ == State::kEnded) return;
     held_.resize(adopted.request.choices);
     closed_.assign(adopted.request.choices, false);
+    last_tokens_.assign(adopted.request.choices, 0);
     generated_before_ = backlog_ = adopted.generated;
+    if (timeline_) {
+      timeline_->mark(RouterMarkKind::kAccepted,
+                      "taken over with " + std::to_string(adopted.generated) + " tokens");
+    }
     prepare = std::exchange(prepare_, nullptr);
   }
   if (prepare) prepare(adopted);

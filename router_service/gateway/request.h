@@ -14,6 +14,7 @@
 #include "libs/base/clock.h"
 #include "libs/base/id_text.h"
 #include "libs/base/status.h"
+#include "libs/model/request.h"
 #include "libs/text/conversation/reasoning_parser.h"
 #include "libs/text/conversation/tool_set.h"
 #include "router_service/gateway/text_codec.h"
@@ -40,8 +41,9 @@ class RequestRecord {
 struct Origin {
   std::string request_id;  // the client's word for it, or ours
   std::string route;
-  std::string tenant;                     // whose key it came with; empty without keys
-  bool trusted = false;                   // may set allow_special_tokens
+  std::string tenant;    // whose key it came with; empty without keys
+  bool trusted = false;  // may set allow_special_tokens
+  TraceContext trace = {};
   std::shared_ptr<RequestRecord> record;  // may be null
 };
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "router_service/door/traceparent.h"
+
 namespace conclave::router {
 namespace {
 
@@ -14,6 +16,12 @@ std::string_view metadata(const grpc::CallbackServerContext& context, const char
   return {at->second.data(), at->second.size()};
 }
 
+// Several of them say nothing.
+std::string_view traceparent_of(const grpc::CallbackServerContext& context) {
+  if (context.client_metadata().count(door::kTraceparentHeader) != 1) return {};
+  return metadata(context, door::kTraceparentHeader);
+}
+
 }  // namespace
 
 CallEntry enter_call(door::FrontDoor& door, grpc::CallbackServerContext* context, std::string_view method,
@@ -23,7 +31,9 @@ CallEntry enter_call(door::FrontDoor& door, grpc::CallbackServerContext* context
   context->AddInitialMetadata("x-request-id", id);
   auto tenant = door.identify(metadata(*context, "authorization"));
   CallEntry entry;
-  entry.visit = door.enter("grpc", method, std::move(id), tenant.ok() ? *tenant : nullptr);
+  entry.visit =
+      door.enter("grpc", method, std::move(id), tenant.ok() ? *tenant : nullptr, traceparent_of(*context));
+  context->AddInitialMetadata(door::kTraceparentHeader, door::write_traceparent(entry.visit->trace()));
   entry.status = tenant.ok() ? entry.visit->charge(bytes / kBytesPerToken) : tenant.status();
   if (tenant.ok())
     for (const auto& [name, value] : entry.visit->headers()) context->AddTrailingMetadata(name, value);

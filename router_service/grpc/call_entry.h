@@ -18,7 +18,8 @@ struct CallEntry {
   Status status;                       // UNAUTHENTICATED, or RESOURCE_EXHAUSTED by the rate limit
 };
 
-// Takes the id from the metadata "x-request-id" (or makes one) and returns it in the initial metadata; takes
+// Takes the id from the metadata "x-request-id" (or makes one) and "traceparent", and returns both in the
+// initial metadata, the latter with our own span; takes
 // `bytes` of request from the caller's allowance, and returns in the trailing metadata what is left of it.
 CallEntry enter_call(door::FrontDoor& door, grpc::CallbackServerContext* context, std::string_view method,
                      uint64_t bytes);

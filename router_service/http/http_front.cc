@@ -1,10 +1,12 @@
 #include "router_service/http/http_front.h"
 
+#include <algorithm>
 #include <new>
 #include <optional>
 #include <utility>
 
 #include "libs/telemetry/log.h"
+#include "router_service/door/traceparent.h"
 #include "router_service/first_time.h"
 #include "router_service/http/openai_answer.h"
 #include "router_service/http/openai_request.h"
@@ -113,6 +115,14 @@ class HttpFrontImpl : public HttpFront {
     return path.starts_with("/v1/models/") && path.size() > kModels.size() + 1 ? kModels : kOther;
   }
 
+  // Several of them say nothing.
+  static std::string_view traceparent_of(const http::Request& request) {
+    const auto named = [](const auto& header) { return header.first == door::kTraceparentHeader; };
+    return std::count_if(request.headers.begin(), request.headers.end(), named) == 1
+               ? request.header(door::kTraceparentHeader)
+               : std::string_view();
+  }
+
   void handle(http::Request& request, std::shared_ptr<http::Exchange> exchange) {
     const std::string_view path = request.path;
     const std::string_view route = route_of(path);
@@ -122,7 +132,8 @@ class HttpFrontImpl : public HttpFront {
     if (route != kHealth) {  // probes are not worth a line
       auto tenant = door_->identify(request.header("authorization"));
       if (!tenant.ok()) return reply(call, error_response(tenant.status()));
-      call.visit = door_->enter("http", route, request.id, *std::move(tenant));
+      call.visit = door_->enter("http", route, request.id, *std::move(tenant), traceparent_of(request));
+      call.exchange->add_headers({{door::kTraceparentHeader, door::write_traceparent(call.visit->trace())}});
     }
     if (route == kOther)
       return reply(call, http_error(404, "there is no " + std::string(path.substr(0, 256)) + " here"));

@@ -100,7 +100,8 @@ SchedulerCore::SchedulerCore(const SchedulerOptions& options, PlantedFaults faul
       faults_(faults),
       members_(options_),
       placement_(options_),
-      requests_(queue_rules(options_)) {
+      requests_(queue_rules(options_)),
+      timelines_({options_.max_timelines, options_.max_timeline_steps}) {
   CONCLAVE_CHECK(options_.validate().ok());
   update_fleet();
 }
@@ -158,6 +159,7 @@ std::optional<BatchPlan> SchedulerCore::plan_worker(WorkerPlanner& worker, const
     Choice* choice = requests_.find(id);
     ++choice->preemptions;
     ++counters_.sequences_preempted;
+    mark(*choice->request, TimelineMarkKind::kPreempted, choice->index);
     requests_.set_waiting(*choice);
   }
   if (step) {
@@ -232,6 +234,14 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
   request.checked = model.has_value();
   request.holder = gateways_.at(event.gateway).incarnation;
   request.incomplete = incomplete;
+  if (request.accepted.trace.followed && !request.ended()) {
+    request.timeline = timelines_.open(id, request.accepted.trace, request.prompt_tokens(), now);
+    size_t delivered = 0;
+    for (const Choice& choice : request.choices) delivered += choice.generated.size();
+    mark(
+        request, TimelineMarkKind::kAccepted, 0,
+        request.accepted.resubmitted ? "again, with " + std::to_string(delivered) + " tokens delivered" : "");
+  }
   emit(ReplySubmit{event.gateway, id, OkStatus(), request.resumable()});
   for (Choice& choice : request.choices) {
     if (choice.state == ChoiceState::kEnded) {
@@ -265,6 +275,7 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
     return;
   }
   ++counters_.requests_reattached;
+  mark(request, TimelineMarkKind::kReattached);
   requests_.attach(request, event.gateway, holder);
   emit(ReplySubmit{event.gateway, request.id(), OkStatus(), request.resumable()});
   request.prompt_sent = std::max(event.request.prompt_logprobs_delivered, request.prompt_base - 1);
@@ -328,6 +339,7 @@ void SchedulerCore::on_step_result(Member& member, StepResult& result, TimePoint
   counters_.step_compute_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.compute_ns));
   counters_.step_expert_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.expert_wait_ns));
   counters_.step_plan_wait_ns += static_cast<uint64_t>(std::max<Nanos>(0, result.plan_wait_ns));
+  if (!outcome->timed.empty()) note_steps(member, result, *outcome, now);
   counters_.tokens_discarded += outcome->discarded;
   counters_.tokens_sampled += outcome->sampled.size();
   for (PromptLogprobs& piece : outcome->prompt_logprobs) {

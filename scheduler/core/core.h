@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "scheduler/core/planted_faults.h"
 #include "scheduler/core/requests.h"
 #include "scheduler/core/status_snapshot.h"
+#include "scheduler/core/timelines.h"
 #include "scheduler/core/worker_planner.h"
 
 namespace conclave::scheduler {
@@ -56,6 +58,8 @@ class SchedulerCore {
   // Of one layer or all of them. INVALID_ARGUMENT: no such layer; all are more than kMaxExpertRows.
   StatusOr<ExpertsSnapshot> experts(std::optional<uint32_t> layer) const;
   SchedulerMetrics metrics() const;
+  // NOT_FOUND: the request is not followed, or forgotten.
+  StatusOr<SchedulerTimeline> timeline(RequestId request) const;
   // Recounts everything that is kept twice (blocks, queues, gauges); an error names the first difference. For
   // tests.
   Status audit() const;
@@ -90,6 +94,10 @@ class SchedulerCore {
   bool takes_new_work(Incarnation worker);
   void forgive_own_stall(TimePoint now);
   void run_timers(TimePoint now);
+
+  // Notes for whoever looks at the request's timeline; nothing where it is not followed.
+  void mark(const Request& request, TimelineMarkKind kind, uint32_t choice = 0, std::string_view detail = {});
+  void note_steps(const Member& worker, StepResult& result, const StepOutcome& outcome, TimePoint now);
 
   // Whether the request fits the pages of the largest worker so far; the Status names the numbers.
   Status check_capacity(const AcceptedRequest& request) const;
@@ -148,6 +156,8 @@ class SchedulerCore {
   // The oldest placement that a worker still uses.
   Epoch oldest_epoch() const;
   void show_placement(TimePoint now);
+  void show_load(TimePoint now);
+  void show_members();
   void update_fleet();
   Welcome welcome() const;
   template <class T>
@@ -160,6 +170,7 @@ class SchedulerCore {
   Membership members_;
   PlacementPlanner placement_;
   RequestTable requests_;
+  TimelineBook timelines_;
   std::map<Incarnation, WorkerPlanner> workers_;
   std::map<SessionId, Hello> gateways_;
   uint64_t next_seq_ = 1;
@@ -175,6 +186,7 @@ class SchedulerCore {
   std::vector<Incarnation> due_;
   bool all_due_ = true;
   TimePoint next_stall_look_ = kNever;
+  TimePoint load_shown_ = kNever;                // when show_load last looked
   std::map<Incarnation, TimePoint> retired_at_;  // when each worker last reported a step
   uint32_t draining_ = 0;                        // members that drain and are not done
   bool epochs_changed_ = false;                  // of the workers, since publish_placements

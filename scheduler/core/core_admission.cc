@@ -183,9 +183,16 @@ bool SchedulerCore::start(Choice& choice, SeqId like, const std::set<Incarnation
   const uint32_t cached = best->second.admit(std::move(sequence), room, rank, std::move(prefix), choice);
   counters_.prompt_tokens_admitted += tokens;
   counters_.prompt_tokens_cached += cached;
-  // The prompt counts once: its other choices find what the first one left.
+  // The prompt counts once: its other choices find what the first one left. The wait as well.
+  if (!request.cached_tokens) counters_.queue_times.observe(now - request.accepted_at);
   if (!request.cached_tokens) request.cached_tokens = std::min(cached, request.prompt_tokens());
   requests_.queue().started(request.account, request.prompt_tokens(), now);
+  if (request.timeline != nullptr) {
+    const Member* const worker = members_.find(best->first);
+    mark(request, TimelineMarkKind::kStarted, choice.index,
+         "on " + (worker == nullptr ? "" : worker->hello.name) + ", " + std::to_string(cached) + " of " +
+             std::to_string(tokens) + " tokens cached");
+  }
   // What is computed again, for want of pages or of a worker, is not the tenant's doing.
   if (!std::exchange(choice.started, true)) {
     const uint64_t weight = faults_.starve_tenant && request.accepted.tenant == "modest" ? 100 : 1;

@@ -96,6 +96,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   const Hello& info = member.hello;
   if (first) placement_.set_model(info.num_layers, info.num_experts);
   ++counters_.members_joined;
+  show_members();
   emit(SendMember{session, welcome()});
   if (info.role == Role::kExpert) {
     const bool limited = info.capacity_bytes > 0 && info.expert_bytes > 0;
@@ -136,6 +137,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   if (member->draining && !member->drained) --draining_;
   ++counters_.members_lost;
   members_.remove(session);
+  show_members();
   if (close) {
     emit(
         SendMember{session, Refusal{StatusCode::kFailedPrecondition, "declared dead: " + message_of(cause)}});
@@ -148,6 +150,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   // Its sequences go back to their places in the queue with everything generated so far.
   for (Choice* choice : requests_.running_on(hello.incarnation)) {
     if (faults_.forget_lost_worker) break;
+    mark(*choice->request, TimelineMarkKind::kReplayed, choice->index, hello.name + " was lost");
     requests_.set_waiting(*choice);
     ++counters_.sequences_replayed;
   }
@@ -181,6 +184,7 @@ void SchedulerCore::handle(GatewayJoined& event, TimePoint) {
 void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
   if (gateways_.erase(event.session) == 0) return;
   for (Request* request : requests_.of_gateway(event.session)) {
+    mark(*request, TimelineMarkKind::kDetached);
     requests_.detach(*request, grace_from(now));
   }
 }
@@ -242,6 +246,7 @@ void SchedulerCore::move_off(Incarnation from, WorkerPlanner& worker) {
     if (WorkerPlanner::blocks_for(choice->request->max_positions()) > largest) continue;
     worker.end(choice->seq);
     due_.push_back(from);
+    mark(*choice->request, TimelineMarkKind::kMoved, choice->index);
     requests_.set_waiting(*choice);
     ++counters_.sequences_moved;
   }
@@ -413,6 +418,9 @@ SchedulerMetrics SchedulerCore::metrics() const {
   metrics.placement_changes = placement_.changes();
   metrics.homes_added = placement_.homes_added();
   metrics.homes_removed = placement_.homes_removed();
+  metrics.timelines = static_cast<uint32_t>(timelines_.size());
+  metrics.timelines_opened = timelines_.opened();
+  metrics.timelines_refused = timelines_.refused();
   return metrics;
 }
 

@@ -1,5 +1,7 @@
 // Placement: what is told to shards and workers, and what people see of it.
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -83,7 +85,59 @@ StatusOr<ExpertsSnapshot> SchedulerCore::experts(std::optional<uint32_t> layer) 
   return snapshot;
 }
 
+// A look at every expert: once a second is often enough for figures with a half-life of a minute.
+void SchedulerCore::show_load(TimePoint now) {
+  const PlacementTable& active = placement_.active();
+  const auto& model = members_.model();
+  if (!model || !placement_.load().any()) return;
+  if (load_shown_ != kNever && now - load_shown_ < kSecond) return;
+  load_shown_ = now;
+  auto gauges = std::make_shared<LoadGauges>();
+  const uint32_t experts = model->num_experts;
+  std::vector<double> rates(experts);
+  std::vector<double> by_shard;
+  for (uint32_t layer = 0; layer < model->num_layers; ++layer) {
+    LayerGauge& gauge = gauges->layers.emplace_back();
+    by_shard.assign(active.shards().size(), 0);
+    for (uint32_t expert = 0; expert < experts; ++expert) {
+      const double rate = placement_.load().rate(size_t{layer} * experts + expert, now);
+      rates[expert] = rate;
+      gauge.load += rate;
+      if (rate > 0) gauges->experts.push_back({layer, expert, rate});
+      if (layer >= active.layers()) continue;
+      const auto& homes = active.homes(layer, expert);
+      for (const uint16_t home : homes) by_shard[home] += rate / static_cast<double>(homes.size());
+    }
+    if (gauge.load <= 0) continue;
+    const auto busy = rates.begin() + static_cast<ptrdiff_t>(std::min<size_t>(kBusyExperts, rates.size()));
+    std::partial_sort(rates.begin(), busy, rates.end(), std::greater<>());
+    gauge.busiest_expert = rates.front() * experts / gauge.load;
+    gauge.busy_share = std::accumulate(rates.begin(), busy, 0.0) / gauge.load;
+    if (by_shard.empty()) continue;
+    gauge.busiest_shard = *std::max_element(by_shard.begin(), by_shard.end()) *
+                          static_cast<double>(by_shard.size()) / gauge.load;
+  }
+  auto& listed = gauges->experts;
+  const size_t count = std::min(kListedExperts, listed.size());
+  std::partial_sort(listed.begin(), listed.begin() + static_cast<ptrdiff_t>(count), listed.end(),
+                    [](const ExpertGauge& a, const ExpertGauge& b) {
+                      return a.load != b.load     ? a.load > b.load
+                             : a.layer != b.layer ? a.layer < b.layer
+                                                  : a.expert < b.expert;
+                    });
+  listed.resize(count);
+  counters_.load_gauges = std::move(gauges);
+}
+
+void SchedulerCore::show_members() {
+  auto gauges = std::make_shared<std::vector<MemberGauge>>();
+  for (const auto& [session, member] : members_.all())
+    gauges->push_back({member.hello.role, member.hello.incarnation, member.hello.name});
+  counters_.member_gauges = std::move(gauges);
+}
+
 void SchedulerCore::show_placement(TimePoint now) {
+  show_load(now);
   auto gauges = std::make_shared<std::vector<ShardGauge>>();
   const PlacementTable& active = placement_.active();
   for (const auto& [incarnation, figures] : placement_.figures(now)) {

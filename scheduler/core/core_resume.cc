@@ -91,6 +91,7 @@ void SchedulerCore::handle(Adopt& event, TimePoint now) {
     return;
   }
   ++counters_.requests_adopted;
+  mark(*request, TimelineMarkKind::kAdopted);
   if (request->gateway && request->gateway != event.gateway) take_from_gateway(*request);
   requests_.attach(*request, event.gateway, gateway->second.incarnation);
   request->prompt_sent = 0;
@@ -125,6 +126,7 @@ void SchedulerCore::handle(Release& event, TimePoint now) {
   if (request == nullptr || !event.gateway || request->gateway != event.gateway) return;
   if (!request->resumable()) return end_request(*request, FinishReason::kCancelled, "");
   ++counters_.requests_released;
+  mark(*request, TimelineMarkKind::kReleased);
   requests_.detach(*request, grace_from(now));
   if (!event.finished) return;
   for (Choice& choice : request->choices) {

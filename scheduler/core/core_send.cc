@@ -1,5 +1,7 @@
 // Ends of choices and requests, and what gateways are sent.
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include "libs/base/check.h"
 #include "scheduler/core/core.h"
@@ -12,6 +14,11 @@ constexpr uint32_t kPromptPiece = 256;
 // Tokens of one event: a gateway that takes a request up again may lack many.
 constexpr uint32_t kTokenPiece = 4096;
 
+std::string_view finish_name(FinishReason reason) {
+  constexpr std::string_view kNames[] = {"none", "stop", "length", "cancelled", "deadline", "error"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
 }  // namespace
 
 // Without sending anything.
@@ -23,6 +30,11 @@ void SchedulerCore::stop_choice(Choice& choice, FinishReason reason, const std::
     due_.push_back(choice.worker);
   }
   requests_.set_ended(choice, reason, error);
+  if (choice.request->timeline != nullptr) {
+    const std::string why(finish_name(reason));
+    mark(*choice.request, TimelineMarkKind::kEnded, choice.index, error.empty() ? why : why + ": " + error);
+    if (choice.request->ended()) choice.request->timeline->end();
+  }
   if (!choice.request->ended()) return;
   switch (choice.request->worst) {
     case FinishReason::kStop:

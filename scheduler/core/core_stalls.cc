@@ -54,6 +54,10 @@ void SchedulerCore::look_for_stalls(TimePoint now) {
     ++counters_.requests_stalled[static_cast<size_t>(stall->hop)];
     if (request->stalled_at == stall->hop) continue;
     request->stalled_at = stall->hop;
+    if (request->timeline != nullptr) {
+      mark(*request, TimelineMarkKind::kStalled, 0,
+           std::string(stall_hop_name(stall->hop)) + (stall->detail.empty() ? "" : ": " + stall->detail));
+    }
     ++counters_.stalls_reported[static_cast<size_t>(stall->hop)];
     if (++reports > kMaxReports) continue;
     emit(ReportStall{request->id(), stall->hop, std::move(stall->detail), stall->time});

@@ -6,6 +6,9 @@
 
 namespace conclave::scheduler {
 namespace {
+constexpr uint32_t kMostTimelines = 65'536;
+constexpr uint32_t kMostTimelineSteps = 4'096;  // one answer holds all of them
+
 Status at_least_one(std::string_view field, uint64_t value) {
   if (value >= 1) return OkStatus();
   return invalid_field(field, "must be at least 1");
@@ -54,6 +57,12 @@ Status SchedulerOptions::validate() const {
   }
   if (max_router_context_bytes > kMaxRouterContextBytes) {
     return invalid_field("max_router_context_bytes", "at most " + std::to_string(kMaxRouterContextBytes));
+  }
+  if (max_timelines > kMostTimelines) {
+    return invalid_field("max_timelines", "at most " + std::to_string(kMostTimelines));
+  }
+  if (max_timeline_steps < 2 || max_timeline_steps > kMostTimelineSteps) {
+    return invalid_field("max_timeline_steps", "from 2 to " + std::to_string(kMostTimelineSteps));
   }
   if (max_members > 60'000) return invalid_field("max_members", "at most 60000");
   return OkStatus();

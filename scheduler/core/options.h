@@ -103,6 +103,11 @@ struct SchedulerOptions {
   // A request that makes no progress for so long is reported, with what it waits for; 0: none is.
   uint32_t stall_report_ms = 30'000;
 
+  // Requests whose timeline is kept (timelines.h): open ones and the last that ended; and steps of each, the
+  // first half and the last half.
+  uint32_t max_timelines = 256;  // 0: none
+  uint32_t max_timeline_steps = 256;
+
   Status validate() const;
 };
 

@@ -23,6 +23,7 @@
 namespace conclave::scheduler {
 
 struct Request;
+class Timeline;
 
 enum class ChoiceState : uint8_t {
   kWaiting,  // for a worker with room
@@ -83,6 +84,7 @@ struct Request {
   uint64_t kept_order = 0;  // ended and kept to be adopted: when that began; 0: it is not
   uint64_t kept_bytes = 0;
   std::optional<StallHop> stalled_at;  // as last reported
+  std::shared_ptr<Timeline> timeline;  // null: not followed
 
   // All choices have ended: kept until that was sent, while no gateway is attached.
   bool ended() const { return live == 0; }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libs/base/ids.h"
+#include "libs/base/time_histogram.h"
 #include "libs/model/membership.h"
 #include "scheduler/core/stall_hop.h"
 
@@ -78,6 +79,31 @@ struct ShardGauge {
   double assigned_load = 0;
 };
 
+// Of one layer, for metrics; nothing is measured where the load is 0.
+struct LayerGauge {
+  double load = 0;            // rows a second, all experts
+  double busiest_expert = 0;  // over the mean expert
+  double busy_share = 0;      // of the kBusyExperts experts that are asked for most
+  double busiest_shard =
+      0;  // over the mean shard of the placement, an expert's load shared evenly by its homes
+};
+struct ExpertGauge {
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  double load = 0;  // rows a second
+};
+inline constexpr size_t kBusyExperts = 8;     // of a layer, taken together
+inline constexpr size_t kListedExperts = 16;  // of all layers, one by one
+struct LoadGauges {
+  std::vector<LayerGauge> layers;
+  std::vector<ExpertGauge> experts;  // the kListedExperts that are asked for most, in that order
+};
+struct MemberGauge {
+  Role role = Role::kAttention;
+  Incarnation member;
+  std::string name;
+};
+
 // Counters only grow; gauges are of the moment.
 struct SchedulerMetrics {
   // counters
@@ -121,9 +147,12 @@ struct SchedulerMetrics {
   uint64_t homes_removed = 0;
   uint64_t protocol_violations = 0;
   uint64_t stalls_forgiven = 0;  // times this scheduler itself was late, so leases were extended
+  uint64_t timelines_opened = 0;
+  uint64_t timelines_refused = 0;  // for want of a place
   uint64_t step_compute_ns = 0;
   uint64_t step_expert_wait_ns = 0;
-  uint64_t step_plan_wait_ns = 0;  // workers with sequences and without a plan, between steps
+  uint64_t step_plan_wait_ns = 0;    // workers with sequences and without a plan, between steps
+  RequestTimeHistogram queue_times;  // from a request's acceptance to the first start of one of its choices
   // gauges
   uint32_t requests_waiting = 0;
   uint64_t tokens_waiting = 0;
@@ -133,6 +162,7 @@ struct SchedulerMetrics {
   uint64_t resumable_bytes = 0;     // of these
   uint64_t router_context_bytes = 0;
   PerStallHop<uint32_t> requests_stalled{};  // at the last look
+  uint32_t timelines = 0;                    // kept
   uint32_t workers = 0;
   uint32_t shards = 0;
   uint32_t gateways = 0;
@@ -141,8 +171,10 @@ struct SchedulerMetrics {
   uint32_t experts_short = 0;  // (layer, expert) pairs with fewer homes than min_replicas
   double busiest = 0;          // load of the busiest shard over the mean
   double busiest_layer = 0;    // the same of the worst layer
-  std::shared_ptr<const std::vector<ShardGauge>> shard_gauges;  // null: none
-  uint64_t kv_evictions = 0;                                    // cached pages given up by the workers of now
+  std::shared_ptr<const std::vector<ShardGauge>> shard_gauges;    // null: none
+  std::shared_ptr<const LoadGauges> load_gauges;                  // null: nothing is measured
+  std::shared_ptr<const std::vector<MemberGauge>> member_gauges;  // null: none
+  uint64_t kv_evictions = 0;  // cached pages given up by the workers of now
   uint64_t kv_blocks_total = 0;
   uint64_t kv_blocks_used = 0;
   uint64_t kv_blocks_cached = 0;    // kept for requests that begin alike; given up when room is needed

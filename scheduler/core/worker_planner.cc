@@ -66,6 +66,7 @@ uint32_t WorkerPlanner::admit(SequenceStart start, Room room, Rank rank, PrefixU
   Sequence& seq = it->second;
   seq.id = start.seq;
   seq.owner = &owner;
+  seq.timed = owner.request != nullptr && owner.request->timeline != nullptr;
   seq.rank = rank;
   seq.promised = first_pages(start.tokens, room, first);
   seq.blocks = std::move(first.shared);
@@ -145,6 +146,10 @@ void WorkerPlanner::add_slice(BatchPlan& plan, Step& step, Sequence& seq, uint32
     slice.new_blocks.push_back(seq.blocks.back());
   }
   slice.sample = end >= seq.known;
+  if (seq.timed) {
+    plan.timed = true;
+    step.timed.push_back({&seq, seq.planned, count, slice.sample});
+  }
   if (slice.sample) step.samples.push_back(&seq);
   // The row at p yields the prompt token at p + 1.
   const uint32_t prompt_end = std::min(end + 1, seq.prompt_tokens);
@@ -247,6 +252,7 @@ std::optional<BatchPlan> WorkerPlanner::plan(bool ends_only, TimePoint now) {
   plan.ends = step.ends = std::exchange(pending_ends_, {});
   plan.copies = std::exchange(pending_copies_, {});
   if (in_flight_.empty()) owing_since_ = now;
+  step.planned = now;
   last_plan_ = {step.prefill_rows, step.decode_rows};
   in_flight_.push_back(std::move(step));
   return plan;
@@ -353,6 +359,11 @@ StatusOr<StepOutcome> WorkerPlanner::on_result(StepResult&& result, TimePoint no
   in_flight_.pop_front();
   owing_since_ = now;
   StepOutcome outcome;
+  outcome.planned = step.planned;
+  for (const Step::Timed& slice : step.timed) {
+    if (!slice.seq->ended)
+      outcome.timed.push_back({slice.seq->owner, slice.start, slice.count, slice.sampled});
+  }
   for (PromptLogprobs& piece : result.prompt_logprobs) {
     if (!sequences_.at(piece.seq).ended) outcome.prompt_logprobs.push_back(std::move(piece));
   }

@@ -78,6 +78,14 @@ struct StepOutcome {
   std::vector<StepResult::Failure> failures;
   std::vector<PromptLogprobs> prompt_logprobs;
   uint32_t discarded = 0;  // samples of sequences that had ended here
+  struct Timed {
+    Choice* owner = nullptr;
+    uint32_t start = 0;
+    uint32_t count = 0;
+    bool sampled = false;
+  };
+  std::vector<Timed> timed;  // slices of requests that are followed
+  TimePoint planned = 0;     // when the step was, if there are any
 };
 
 struct PlanCounts {
@@ -154,6 +162,7 @@ class WorkerPlanner {
     bool own_pages = false;    // a page met its equal: it and what follows are not shared
     bool introduced = false;   // some plan has named it
     bool ended = false;
+    bool timed = false;  // its request is followed
     std::vector<BlockId> blocks;
     Rank rank;
     std::string salt;
@@ -178,6 +187,14 @@ class WorkerPlanner {
       uint32_t count = 0;
     };
     std::vector<Prompt> prompts;  // log-probabilities expected
+    struct Timed {
+      Sequence* seq = nullptr;
+      uint32_t start = 0;
+      uint32_t count = 0;
+      bool sampled = false;
+    };
+    std::vector<Timed> timed;
+    TimePoint planned = 0;  // where there are any
   };
 
   uint32_t working_steps() const;  // in flight, with slices

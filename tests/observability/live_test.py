@@ -81,6 +81,16 @@ def check_reference(root, cluster):
     eventually(is_current, 30, difference)
 
 
+def check_pool_protocol(cluster):
+    """What an endpoint picker asks of a router's port is what the scheduler says of the cluster."""
+    router, scheduler = (reference.parse(cluster.metrics(name)) for name in ("router", "scheduler"))
+    for what in ("waiting_requests", "running_requests", "kv_usage_ratio"):
+        for kind, metrics in (("router_fleet", router), ("scheduler", scheduler)):
+            require(metrics.get(f"conclave_{kind}_{what}", [""])[0] == "gauge", f"no gauge {kind} {what}")
+    ratio = float(re.search(r"^conclave_router_fleet_kv_usage_ratio (\S+)$", cluster.metrics("router"), re.MULTILINE)[1])
+    require(0 <= ratio <= 1, f"{ratio} of the KV cache")
+
+
 def query(prometheus, expression):
     return prometheus.api("query?query=" + urllib.parse.quote(expression))["result"]
 
@@ -160,6 +170,7 @@ def main():
                 cluster.start()
                 check_reference(root, cluster)
                 check_metrics(cluster)
+                check_pool_protocol(cluster)
                 with Prometheus(directory / "prometheus") as prometheus, Load(cluster) as load:
                     prometheus.start(configuration(root, cluster, directory / "prometheus"))
                     count = check_expressions(root, prometheus)

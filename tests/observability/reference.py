@@ -22,9 +22,25 @@ a scrape of a running cluster and checked against one by `tests/observability`; 
 Names are `conclave_<role>_<what>_<unit>`, counters end in `_total`, times are in seconds. Labels have few values, none of them
 made by clients. Alerts and dashboards: `deploy/prometheus`, `deploy/grafana`; what to do when: [runbooks](runbooks/README.md).
 
-The model-server protocol of the Gateway API Inference Extension asks for three figures: requests waiting
-(`conclave_scheduler_waiting_requests`), running (`conclave_scheduler_running_requests`) and the use of the KV cache
-(`conclave_scheduler_kv_usage_ratio`).
+Nothing has a series for each expert of each layer: shards and the scheduler show a few figures a layer and the busiest experts;
+`conclave experts` shows the whole matrix. Series of one link or shard carry its incarnation as `member` (its name is in
+`conclave_scheduler_member_info`) and go when it leaves. A scrape of a shard of 62 layers of 256 experts has about 45 kB and takes
+about a millisecond. One request's own times: [timelines.md](timelines.md).
+
+## The Gateway API Inference Extension
+
+Its [model server protocol](https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/003-model-server-protocol)
+asks each endpoint of a pool for gauges, which an endpoint picker reads under the names that it is told. The endpoints are the
+routers: each says the figures of its whole cluster, for which it asks the scheduler at a scrape, on its own `ops_listen`.
+
+| of the protocol | flag of the endpoint picker | at the routers | the same at the scheduler |
+|---|---|---|---|
+| TotalQueuedRequests | `--total-queued-requests-metric` | `conclave_router_fleet_waiting_requests` | `conclave_scheduler_waiting_requests` |
+| TotalRunningRequests | `--total-running-requests-metric` | `conclave_router_fleet_running_requests` | `conclave_scheduler_running_requests` |
+| KVCacheUtilization, 0 to 1 | `--kv-cache-usage-percentage-metric` | `conclave_router_fleet_kv_usage_ratio` | `conclave_scheduler_kv_usage_ratio` |
+
+A router whose scheduler does not answer leaves them out. The optional BlockSize is 16 tokens, NumGPUBlocks is
+`conclave_scheduler_kv_blocks{state="total"}`; there are no LoRA adapters to report.
 """
 SECTIONS = {
     frozenset(["router"]): "Router",

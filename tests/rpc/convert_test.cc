@@ -106,7 +106,50 @@ class Maker {
     }
     for (uint32_t n = u(3); n > 0; --n) p.ends.push_back(SeqId(1 + r.next() / 2));
     for (uint32_t n = u(3); n > 0; --n) p.copies.push_back({u(100), u(100)});
+    p.timed = r.chance(0.3);
     return p;
+  }
+  Nanos nanos() { return static_cast<Nanos>(r.below(1ull << 40)); }
+  StepTiming timing() {
+    StepTiming t;
+    for (Nanos* one :
+         {&t.queued_ns, &t.wall_ns, &t.attention_ns, &t.dispatch_ns, &t.combine_ns, &t.head_ns, &t.hidden_ns})
+      *one = nanos();
+    for (uint32_t* one : {&t.rows, &t.micro_batches, &t.retried_items, &t.deadlines}) *one = u(1000);
+    for (uint32_t n = u(kMaxTimedShards + 1); n > 0; --n)
+      t.shards.push_back({Incarnation(r.next()), u(100), u(10000), nanos(), nanos(), nanos()});
+    return t;
+  }
+  TraceContext trace() { return {r.next(), r.next(), r.next(), r.chance(0.5)}; }
+  SchedulerTimeline timeline() {
+    SchedulerTimeline t;
+    t.request = request();
+    t.trace = trace();
+    t.age = nanos();
+    t.ended = r.chance(0.5);
+    t.prompt_tokens = u(1000);
+    for (uint32_t n = u(5); n > 0; --n)
+      t.marks.push_back({nanos(),
+                         static_cast<TimelineMarkKind>(u(static_cast<uint32_t>(TimelineMarkKind::kCount))),
+                         u(4), text()});
+    t.dropped_marks = u(9);
+    for (uint32_t n = u(5); n > 0; --n) {
+      TimelineStep s;
+      s.choice = u(4);
+      s.step = StepId(r.next());
+      s.worker = Incarnation(r.next());
+      for (Nanos* one : {&s.planned, &s.reported, &s.compute_ns, &s.expert_wait_ns, &s.plan_wait_ns})
+        *one = nanos();
+      s.start = u(1000);
+      s.count = u(1000);
+      s.sampled = r.chance(0.5);
+      if (r.chance(0.7)) s.timing = std::make_shared<const StepTiming>(timing());
+      t.steps.push_back(s);
+    }
+    t.dropped_steps = r.next();
+    t.first_steps = u(5);
+    for (uint32_t n = u(5); n > 0; --n) t.members.push_back({Incarnation(r.next()), text()});
+    return t;
   }
   StepResult result() {
     StepResult s;
@@ -123,6 +166,7 @@ class Maker {
     s.plan_wait_ns = static_cast<Nanos>(r.below(1000));
     s.compute_ns = static_cast<Nanos>(r.below(1ull << 40));
     s.expert_wait_ns = static_cast<Nanos>(r.below(1ull << 40));
+    if (r.chance(0.3)) s.timing = timing();
     return s;
   }
   PlacementTable placement() {
@@ -159,6 +203,7 @@ class Maker {
     a.resubmitted = r.chance(0.5);
     a.priority = static_cast<int32_t>(u(7)) - 3;
     a.cache_salt = text();
+    if (r.chance(0.5)) a.trace = trace();
     return a;
   }
   TokenEvent event() {
@@ -217,6 +262,7 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     ASSERT_EQ(plan2.starts.size(), plan.starts.size());
     ASSERT_EQ(plan2.slices.size(), plan.slices.size());
     EXPECT_EQ(plan2.ends, plan.ends);
+    EXPECT_EQ(plan2.timed, plan.timed);
     for (size_t i = 0; i < plan.starts.size(); ++i) {
       EXPECT_EQ(plan2.starts[i].tokens, plan.starts[i].tokens);
       EXPECT_EQ(plan2.starts[i].request, plan.starts[i].request);
@@ -247,6 +293,57 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     }
     EXPECT_EQ(result2.failures.size(), result.failures.size());
     EXPECT_EQ(result2.released, result.released);
+    ASSERT_EQ(result2.timing.has_value(), result.timing.has_value());
+    if (result.timing) {
+      EXPECT_EQ(result2.timing->queued_ns, result.timing->queued_ns);
+      EXPECT_EQ(result2.timing->wall_ns, result.timing->wall_ns);
+      EXPECT_EQ(result2.timing->attention_ns, result.timing->attention_ns);
+      EXPECT_EQ(result2.timing->dispatch_ns, result.timing->dispatch_ns);
+      EXPECT_EQ(result2.timing->combine_ns, result.timing->combine_ns);
+      EXPECT_EQ(result2.timing->head_ns, result.timing->head_ns);
+      EXPECT_EQ(result2.timing->hidden_ns, result.timing->hidden_ns);
+      EXPECT_EQ(result2.timing->rows, result.timing->rows);
+      EXPECT_EQ(result2.timing->micro_batches, result.timing->micro_batches);
+      EXPECT_EQ(result2.timing->retried_items, result.timing->retried_items);
+      EXPECT_EQ(result2.timing->deadlines, result.timing->deadlines);
+      ASSERT_EQ(result2.timing->shards.size(), result.timing->shards.size());
+      for (size_t i = 0; i < result.timing->shards.size(); ++i) {
+        EXPECT_EQ(result2.timing->shards[i].shard, result.timing->shards[i].shard);
+        EXPECT_EQ(result2.timing->shards[i].replies, result.timing->shards[i].replies);
+        EXPECT_EQ(result2.timing->shards[i].items, result.timing->shards[i].items);
+        EXPECT_EQ(result2.timing->shards[i].outstanding_ns, result.timing->shards[i].outstanding_ns);
+        EXPECT_EQ(result2.timing->shards[i].slowest_ns, result.timing->shards[i].slowest_ns);
+        EXPECT_EQ(result2.timing->shards[i].compute_ns, result.timing->shards[i].compute_ns);
+      }
+    }
+
+    const SchedulerTimeline timeline = make.timeline();
+    const SchedulerTimeline timeline2 = round_trip<pb::TimelineReply>(timeline);
+    EXPECT_EQ(timeline2.age, timeline.age);
+    EXPECT_EQ(timeline2.ended, timeline.ended);
+    EXPECT_EQ(timeline2.dropped_steps, timeline.dropped_steps);
+    EXPECT_EQ(timeline2.first_steps, timeline.first_steps);
+    EXPECT_EQ(timeline2.dropped_marks, timeline.dropped_marks);
+    EXPECT_EQ(timeline2.members.size(), timeline.members.size());
+    ASSERT_EQ(timeline2.marks.size(), timeline.marks.size());
+    for (size_t i = 0; i < timeline.marks.size(); ++i) {
+      EXPECT_EQ(timeline2.marks[i].at, timeline.marks[i].at);
+      EXPECT_EQ(timeline2.marks[i].kind, timeline.marks[i].kind);
+      EXPECT_EQ(timeline2.marks[i].choice, timeline.marks[i].choice);
+    }
+    ASSERT_EQ(timeline2.steps.size(), timeline.steps.size());
+    for (size_t i = 0; i < timeline.steps.size(); ++i) {
+      EXPECT_EQ(timeline2.steps[i].worker, timeline.steps[i].worker);
+      EXPECT_EQ(timeline2.steps[i].step, timeline.steps[i].step);
+      EXPECT_EQ(timeline2.steps[i].planned, timeline.steps[i].planned);
+      EXPECT_EQ(timeline2.steps[i].reported, timeline.steps[i].reported);
+      EXPECT_EQ(timeline2.steps[i].start, timeline.steps[i].start);
+      EXPECT_EQ(timeline2.steps[i].sampled, timeline.steps[i].sampled);
+      EXPECT_EQ(timeline2.steps[i].compute_ns, timeline.steps[i].compute_ns);
+      EXPECT_EQ(timeline2.steps[i].expert_wait_ns, timeline.steps[i].expert_wait_ns);
+      EXPECT_EQ(timeline2.steps[i].plan_wait_ns, timeline.steps[i].plan_wait_ns);
+      EXPECT_EQ(timeline2.steps[i].timing == nullptr, timeline.steps[i].timing == nullptr);
+    }
     ASSERT_EQ(result2.prompt_logprobs.size(), result.prompt_logprobs.size());
     for (size_t i = 0; i < result.prompt_logprobs.size(); ++i) {
       EXPECT_EQ(result2.prompt_logprobs[i].start, result.prompt_logprobs[i].start);
@@ -263,6 +360,9 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     const AcceptedRequest request = make.accepted();
     const AcceptedRequest request2 = round_trip<pb::SubmitRequest>(request);
     EXPECT_EQ(request2.prompt, request.prompt);
+    EXPECT_EQ(request2.trace.trace_hi, request.trace.trace_hi);
+    EXPECT_EQ(request2.trace.span, request.trace.span);
+    EXPECT_EQ(request2.trace.followed, request.trace.followed);
     ASSERT_EQ(request2.delivered.size(), request.delivered.size());
     for (size_t i = 0; i < request.delivered.size(); ++i) {
       EXPECT_EQ(request2.delivered[i].tokens, request.delivered[i].tokens);

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <thread>
 
 #include "conclave/v1/cluster.grpc.pb.h"
@@ -51,6 +52,42 @@ TEST_F(SessionTest, AFleetServesRequests) {
   }
   EXPECT_EQ(worker.breach(), "");
   EXPECT_TRUE(eventually([&] { return gateway.metrics().open == 0; }));
+}
+
+TEST_F(SessionTest, TimelinesAndLoadAreAnsweredBesideTheStream) {
+  RemoteMember worker(scheduler.client(), Role::kAttention);
+  RemoteMember shard(scheduler.client(), Role::kExpert);
+  rpc::SchedulerClient gateway(scheduler.client(), "router", make_incarnation());
+  wait_ready(gateway);
+  AcceptedRequest followed = request(1, 20, 12);
+  followed.trace = {7, 8, 9, true};
+  const auto seen = std::make_shared<Collector>();
+  gateway.submit(followed, seen);
+  ASSERT_TRUE(seen->wait_end());
+  const auto ask = [](rpc::SchedulerClient& client, RequestId id) {
+    const auto answer = std::make_shared<std::promise<StatusOr<SchedulerTimeline>>>();
+    client.timeline(
+        id, [answer](StatusOr<SchedulerTimeline> timeline) { answer->set_value(std::move(timeline)); });
+    return answer->get_future().get();
+  };
+  const auto timeline = ask(gateway, followed.id);
+  ASSERT_TRUE(timeline.ok()) << timeline.status();
+  EXPECT_TRUE(timeline->ended);
+  EXPECT_EQ(timeline->trace.trace_lo, 8u);
+  EXPECT_EQ(timeline->prompt_tokens, 20u);
+  ASSERT_EQ(timeline->marks.size(), 3u);
+  EXPECT_THAT(timeline->marks[1].detail, HasSubstr("0 of 20 tokens cached"));
+  EXPECT_EQ(timeline->steps.size(), 12u);
+  EXPECT_EQ(ask(gateway, RequestId{5, 5}).status().code(), StatusCode::kNotFound);
+  const auto load = gateway.load(10 * kSecond);
+  ASSERT_TRUE(load.has_value());
+  EXPECT_EQ(load->running, 0u);
+  EXPECT_LE(load->kv_usage, 1);
+  rpc::ClientOptions nobody = scheduler.client();
+  nobody.target = "127.0.0.1:1";
+  rpc::SchedulerClient lonely(nobody, "router", make_incarnation());
+  EXPECT_EQ(ask(lonely, followed.id).status().code(), StatusCode::kUnavailable);
+  EXPECT_FALSE(lonely.load(10 * kSecond).has_value());
 }
 
 TEST_F(SessionTest, RefusalsNameTheReasonAndTheMemberTriesAgain) {

@@ -61,6 +61,7 @@ class Maker {
         start.tokens = {1, 2, 3};
       }
     }
+    p.timed = r.chance(0.1);
     return p;
   }
 
@@ -89,6 +90,11 @@ class Maker {
     result.compute_ns = static_cast<Nanos>(r.below(1ull << 40));
     result.expert_wait_ns = static_cast<Nanos>(below(3));
     result.plan_wait_ns = static_cast<Nanos>(below(3));
+    if (r.chance(0.1)) {
+      result.timing.emplace();
+      result.timing->wall_ns = static_cast<Nanos>(r.below(1ull << 40));
+      result.timing->shards.resize(below(3));
+    }
     return result;
   }
 

@@ -1,8 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
+#include <vector>
 
+#include "libs/base/time_histogram.h"
 #include "libs/telemetry/log.h"
 #include "libs/telemetry/metrics.h"
 #include "libs/telemetry/ops_server.h"
@@ -134,6 +137,60 @@ TEST(Metrics, CollectorsAreReadAtScrapeAndEndWithTheirHandle) {
   EXPECT_EQ(text.find("# TYPE conclave_core_steps_total"), text.rfind("# TYPE conclave_core_steps_total"));
   handle.reset();
   EXPECT_THAT(registry.expose(), Not(HasSubstr("conclave_core")));
+}
+
+TEST(Metrics, TimesOfACoreAreAHistogramInSeconds) {
+  MetricsRegistry registry;
+  MessageTimeHistogram times;
+  for (const Nanos time :
+       {Nanos{-5}, Nanos{0}, 20 * kMicrosecond, 20 * kMicrosecond + 1, 3 * kMillisecond, 1000 * kSecond})
+    times.observe(time);
+  EXPECT_EQ(times.count(), 6u);
+  const auto handle = registry.add_collector([&](MetricSink& sink) {
+    sink.histogram("conclave_test_reply_seconds", "Replies", times, {{"shard", "a"}});
+    sink.histogram("conclave_test_queue_seconds", "Queue", RequestTimeHistogram());
+  });
+  const std::string text = registry.expose();
+  const auto bucket = [&](const char* le) {
+    return value_of(text, std::string("conclave_test_reply_seconds_bucket{shard=\"a\",le=\"") + le + "\"}");
+  };
+  EXPECT_THAT(text, HasSubstr("# TYPE conclave_test_reply_seconds histogram"));
+  EXPECT_EQ(bucket("2e-05"), 3) << text;  // a bound is inclusive, what is negative counts as nothing
+  EXPECT_EQ(bucket("5e-05"), 4);
+  EXPECT_EQ(bucket("0.002"), 4);
+  EXPECT_EQ(bucket("0.005"), 5);
+  EXPECT_EQ(bucket("20"), 5);
+  EXPECT_EQ(bucket("+Inf"), 6);
+  EXPECT_EQ(value_of(text, "conclave_test_reply_seconds_count{shard=\"a\"}"), 6);
+  EXPECT_NEAR(value_of(text, "conclave_test_reply_seconds_sum{shard=\"a\"}"), 1000.00304, 1e-5);
+  // Those of requests begin at 1 ms, and are those of the registry's own.
+  std::vector<double> bounds;
+  for (const Nanos bound : RequestTimeHistogram::bounds())
+    bounds.push_back(static_cast<double>(bound) / kSecond);
+  EXPECT_EQ(bounds, MetricsRegistry::latency_buckets());
+  EXPECT_EQ(value_of(text, "conclave_test_queue_seconds_bucket{le=\"0.001\"}"), 0);
+  EXPECT_TRUE(std::is_sorted(kMessageTimes.begin(), kMessageTimes.end()));
+}
+
+TEST(Metrics, AStartShowsItsPhaseAndFraction) {
+  MetricsRegistry registry;
+  StartupProgress startup;
+  const auto handle = export_startup(registry, startup);
+  EXPECT_THAT(registry.expose(), HasSubstr("conclave_start_phase_info{phase=\"starting\"} 1"));
+  EXPECT_THAT(registry.expose(), Not(HasSubstr("conclave_start_fraction_ratio"))) << "unknown";
+  startup.set("binding", "layer 3 of 62", 0.25);
+  std::string text = registry.expose();
+  EXPECT_THAT(text, HasSubstr("conclave_start_phase_info{phase=\"binding\"} 1"));
+  EXPECT_THAT(text, Not(HasSubstr("starting"))) << "one phase at a time";
+  EXPECT_THAT(text, Not(HasSubstr("layer 3"))) << "no label without a bound";
+  EXPECT_EQ(value_of(text, "conclave_start_fraction_ratio"), 0.25);
+  startup.follow([](StartupProgress& progress) { progress.set("warming", "", 0.5); });
+  EXPECT_EQ(value_of(registry.expose(), "conclave_start_fraction_ratio"), 0.5) << "a scrape looks";
+  startup.follow(nullptr);
+  startup.done();
+  text = registry.expose();
+  EXPECT_THAT(text, HasSubstr("conclave_start_phase_info{phase=\"done\"} 1"));
+  EXPECT_EQ(value_of(text, "conclave_start_fraction_ratio"), 1);
 }
 
 TEST(OpsServer, AnswersItsFourPathsAndRefusesOthers) {

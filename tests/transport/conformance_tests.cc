@@ -375,6 +375,37 @@ TEST_P(TransportConformance, ThreeWorkersAndTwoShardsAllToAll) {
   }
 }
 
+TEST_P(TransportConformance, LinksAreThePeersOfNowWithTheirBytes) {
+  auto a = rig->make(), b = rig->make(), c = rig->make();
+  EXPECT_TRUE(a->stats().links.empty());
+  rig->join(*a, *b);
+  rig->join(*a, *c);
+  for (uint64_t i = 1; i <= 3; ++i) ASSERT_TRUE(a->submit(b->id, make_dispatch(a->id, i, 2, 64)).ok());
+  ASSERT_TRUE(a->submit(c->id, make_dispatch(a->id, 9, 4, 64)).ok());
+  ASSERT_TRUE(rig->saw<E::Dispatch>(*b, 3));
+  ASSERT_TRUE(rig->saw<E::Dispatch>(*c, 1));
+  const TransportStats stats = a->stats();
+  ASSERT_EQ(stats.links.size(), 2u);
+  EXPECT_LT(stats.links[0].peer, stats.links[1].peer);
+  uint64_t bytes = 0, messages = 0;
+  for (const LinkStats& link : stats.links) {
+    EXPECT_EQ(link.sent_messages, link.peer == b->id ? 3u : 1u);
+    EXPECT_LE(link.inflight_bytes, link.sent_bytes);
+    bytes += link.sent_bytes;
+    messages += link.sent_messages;
+  }
+  EXPECT_EQ(bytes, stats.sent_bytes);
+  EXPECT_EQ(messages, stats.sent_messages);
+  ASSERT_EQ(b->stats().links.size(), 1u);
+  EXPECT_EQ(b->stats().links[0].peer, a->id);
+  EXPECT_EQ(b->stats().links[0].received_bytes, b->stats().received_bytes);
+  EXPECT_EQ(b->stats().links[0].received_messages, 3u);
+  a->close(*b);
+  ASSERT_EQ(a->stats().links.size(), 1u) << "a peer that left has none";
+  EXPECT_EQ(a->stats().links[0].peer, c->id);
+  EXPECT_EQ(a->stats().sent_bytes, stats.sent_bytes) << "the whole stays";
+}
+
 TEST_P(TransportConformance, KeepaliveKeepsAnIdlePeer) {
   TransportOptions o = rig->options();
   o.keepalive_interval = 50 * kMillisecond;
