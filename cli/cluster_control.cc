@@ -77,10 +77,10 @@ Status ClusterControl::explain(int code, const std::string& message) const {
                            : ", and --tls-ca, --tls-cert and --tls-key where it asks for certificates"));
 }
 
-StatusOr<v1::StatusReply> ClusterControl::status() {
+StatusOr<v1::StatusReply> ClusterControl::status(Nanos limit) {
   RETURN_IF_ERROR(flags_);
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kCallLimit);
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::nanoseconds(limit));
   v1::StatusReply reply;
   const grpc::Status status = stub_->Status(&context, {}, &reply);
   if (!status.ok()) return explain(status.error_code(), status.error_message());

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "conclave/v1/cluster.grpc.pb.h"
+#include "libs/base/clock.h"
 #include "libs/base/status.h"
 #include "libs/tls/options.h"
 
@@ -33,7 +34,7 @@ class ClusterControl {
   explicit ClusterControl(const SchedulerFlags& flags);
 
   // UNAVAILABLE, with what to do, when no scheduler answers within a few seconds.
-  StatusOr<v1::StatusReply> status();
+  StatusOr<v1::StatusReply> status(Nanos limit = 5 * kSecond);
   // What the scheduler says to it: NOT_FOUND.
   Status drain(uint64_t incarnation);
   // Of one layer or all. INVALID_ARGUMENT: no such layer, or too many rows for one answer.

@@ -22,10 +22,12 @@ int main(int argc, char** argv) {
   conclave::cli::add_model_commands(app, chosen);
   conclave::cli::add_logits_command(app, chosen);
   conclave::cli::add_key_command(app, chosen);
+  conclave::cli::add_log_level_command(app, chosen);
+  conclave::cli::add_diag_command(app, chosen);
   conclave::cli::add_timeline_command(app, chosen);
   CLI11_PARSE(app, argc, argv);
   const conclave::Status status = chosen();
-  if (status.ok()) return 0;
+  if (status.ok()) return conclave::cli::exit_code;
   const std::string field = conclave::field_of(status);
   std::fprintf(stderr, "conclave: %s%s%s\n", field.empty() ? "" : field.c_str(), field.empty() ? "" : ": ",
                conclave::message_of(status).c_str());

@@ -1,46 +1,27 @@
 // conclave status: what the scheduler sees of its cluster.
 #include <CLI/CLI.hpp>
-#include <boost/json.hpp>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "cli/cluster_control.h"
+#include "cli/cluster_watch.h"
 #include "cli/commands.h"
+#include "cli/status_page.h"
+#include "cli/watch_screen.h"
 
 namespace conclave::cli {
 namespace {
 
-namespace json = boost::json;
-
 struct StatusFlags {
   SchedulerFlags scheduler;
   bool json = false;
+  bool watch = false;
+  double interval_s = 1;
+  uint64_t count = 0;
 };
 
-void print_json(const v1::StatusReply& reply) {
-  json::array members;
-  for (const auto& m : reply.members()) {
-    members.push_back({{"role", role_name(m.role())},
-                       {"name", m.name()},
-                       {"incarnation", std::to_string(m.incarnation())},  // 64 bits do not fit a JSON number
-                       {"state", m.state()},
-                       {"kv_blocks_total", m.kv_blocks_total()},
-                       {"kv_blocks_used", m.kv_blocks_used()},
-                       {"kv_blocks_cached", m.kv_blocks_cached()},
-                       {"sequences", m.sequences()},
-                       {"experts_held", m.experts_held()},
-                       {"expert_load", m.shard().load()}});
-  }
-  const json::object out{{"scheduler_incarnation", std::to_string(reply.scheduler_incarnation())},
-                         {"ready", reply.fleet().ready()},
-                         {"not_ready", reply.fleet().not_ready()},
-                         {"numerics_id", reply.fleet().numerics_id()},
-                         {"epoch", reply.epoch()},
-                         {"requests_waiting", reply.requests_waiting()},
-                         {"requests_running", reply.requests_running()},
-                         {"members", members}};
-  std::printf("%s\n", json::serialize(out).c_str());
-}
+double seconds(int64_t ns) { return static_cast<double>(ns) / kSecond; }
 
 void print_table(const v1::StatusReply& reply) {
   std::printf("%s%s%s, epoch %lu, %u running, %u waiting, numerics %s\n",
@@ -63,10 +44,40 @@ void print_table(const v1::StatusReply& reply) {
   }
 }
 
+// Of the last minutes, the newest first.
+void print_events(const v1::StatusReply& reply) {
+  bool head = false;
+  for (int i = reply.events_size() - 1; i >= 0; --i) {
+    const v1::ClusterEvent& event = reply.events(i);
+    if (seconds(event.age_ns()) > kEventMinutes * 60) continue;
+    if (!std::exchange(head, true)) std::printf("events of the last %.0f minutes:\n", kEventMinutes);
+    std::printf("  %7s ago  %-9s %s%s%s", short_age(seconds(event.age_ns())).c_str(), event.kind().c_str(),
+                event.who().c_str(), event.who().empty() || event.detail().empty() ? "" : ": ",
+                event.detail().c_str());
+    std::printf(event.times() > 1 ? " (%u times)\n" : "\n", event.times());
+  }
+}
+
 Status run_status(const StatusFlags& flags) {
-  ASSIGN_OR_RETURN(const v1::StatusReply reply, ClusterControl(flags.scheduler).status());
-  flags.json ? print_json(reply) : print_table(reply);
-  return OkStatus();
+  if (!flags.watch) {
+    ASSIGN_OR_RETURN(const v1::StatusReply reply, ClusterControl(flags.scheduler).status());
+    if (flags.json) {
+      StatusView view = view_of(reply, flags.scheduler.address);
+      view.wall_ns = wall_now_ns();
+      std::printf("%s\n", status_json(view).c_str());
+    } else {
+      print_table(reply);
+      print_events(reply);
+    }
+    return OkStatus();
+  }
+  block_watch_signals();  // before gRPC has threads
+  ClusterWatch watch(flags.scheduler.address, std::make_unique<ClusterControl>(flags.scheduler));
+  WatchOptions options;
+  options.interval = static_cast<Nanos>(flags.interval_s * kSecond);
+  options.json = flags.json;
+  options.count = flags.count;
+  return run_watch(options, [&watch] { return watch.look(); });
 }
 
 }  // namespace
@@ -75,7 +86,14 @@ void add_status_command(CLI::App& app, Command& chosen) {
   auto* command = app.add_subcommand("status", "Show the members of a cluster and their load");
   auto flags = std::make_shared<StatusFlags>();
   add_scheduler_flag(*command, flags->scheduler);
-  command->add_flag("--json", flags->json, "As one JSON object");
+  command->add_flag("--json", flags->json, "As one JSON object; with --watch one a line");
+  auto* watch =
+      command->add_flag("--watch", flags->watch,
+                        "A live page until Ctrl-C or q; pages in a row where the output is no terminal");
+  command->add_option("--interval", flags->interval_s, "Seconds between looks (default 1)")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->needs(watch);
+  command->add_option("--count", flags->count, "End after so many looks")->needs(watch);
   command->callback([&chosen, flags] { chosen = [flags] { return run_status(*flags); }; });
 }
 

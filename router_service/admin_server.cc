@@ -145,7 +145,7 @@ class AdminServerImpl : public AdminServer {
   }
 
   http::Response drain() {
-    log_info("draining, as the admin port was told");
+    log_info(LogModule::kService, "draining, as the admin port was told");
     hooks_.drain();
     return ok({{"draining", true}, {"open_requests", hooks_.open_requests(kMaxListed).size()}});
   }

@@ -54,6 +54,8 @@ Status run(Service& service) {
   service.startup().set("listening", config.router.http_listen, 0.04);
   rpc::ClientOptions control = config.control;
   control.target = config.scheduler.connect_address();
+  control.ops_address = service.ops_address();
+  control.version = Service::version();
   rpc::SchedulerClient scheduler(control, service.name(), service.incarnation());
   RouterConfig router = config.router;
   router.stall_report = config.logging.stall_report;

@@ -55,7 +55,8 @@ StatusOr<gateway::EncodedChat> ModelText::encode_chat(const gateway::ChatPrompt&
     return failed_precondition("the model has no chat template; use /v1/completions with a rendered prompt");
   ASSIGN_OR_RETURN(text::ChatPromptTokens prompt, prompts_->build(chat.request, deadline));
   for (const std::string& warning : prompt.warnings)
-    if (warnings_(warning)) log_warn("part of a conversation is not in its prompt", {{"cause", warning}});
+    if (warnings_(warning))
+      log_warn(LogModule::kModel, "part of a conversation is not in its prompt", {{"cause", warning}});
   return gateway::EncodedChat{std::move(prompt.ids), prompt.starts_in_reasoning};
 }
 

@@ -27,6 +27,7 @@ constexpr Nanos kReadinessPeriod = 100 * kMillisecond;  // how stale the gRPC he
 // Fractions of a start: the router's own part, then the fleet's weights, then the token through all of it.
 constexpr double kFleetBegins = 0.05;
 constexpr double kWarmUpBegins = 0.95;
+constexpr size_t kMaxLoggedText = 8192;  // bytes of a prompt, where logging.texts allows it
 constexpr Nanos kTimelineWait = 4 * kSecond;  // for the scheduler's part
 constexpr int kKeysEvery = 10;                // of those periods: a look at the file of keys
 
@@ -44,7 +45,7 @@ void log_access(const door::AccessLine& line) {
                                   {"followed", line.trace.followed}};
   if (line.to_first_token >= 0) fields.emplace_back("ttft_ms", ms(line.to_first_token));
   fields.emplace_back("total_ms", ms(line.total));
-  log(LogLevel::kInfo, "request", fields);
+  log(LogModule::kRequests, LogLevel::kInfo, "request", fields);
 }
 
 door::FrontDoorOptions door_options(const RouterConfig& config) {
@@ -56,7 +57,8 @@ door::FrontDoorOptions door_options(const RouterConfig& config) {
   return options;
 }
 
-gateway::GatewayOptions gateway_options(const RouterConfig& config, std::function<void(Nanos)> on_token_gap) {
+gateway::GatewayOptions gateway_options(const RouterConfig& config, const gateway::TextCodec& text,
+                                        std::function<void(Nanos)> on_token_gap) {
   gateway::GatewayOptions options;
   options.stream.on_token_gap = std::move(on_token_gap);
   options.limits = config.limits;
@@ -64,6 +66,19 @@ gateway::GatewayOptions gateway_options(const RouterConfig& config, std::functio
   options.default_deadline = config.default_deadline;
   options.max_timelines = config.max_timelines;
   options.stream.max_pending_tokens = config.max_stream_events;
+  options.on_submit = [&text](const gateway::Origin& origin, const AcceptedRequest& request) {
+    if (!log_enabled(LogModule::kRequests, LogLevel::kDebug)) return;
+    std::vector<LogField> fields = {{"request_id", origin.request_id},
+                                    {"stream", gateway::id_text(request.id)},
+                                    {"route", origin.route},
+                                    {"prompt_tokens", request.prompt.size()},
+                                    {"max_tokens", request.sampling.max_tokens},
+                                    {"choices", request.choices},
+                                    {"deadline_ms", request.time_left / kMillisecond}};
+    if (log_texts())
+      fields.emplace_back("prompt", text.decode(request.prompt, false).substr(0, kMaxLoggedText));
+    log(LogModule::kRequests, LogLevel::kDebug, "submitting a request", fields);
+  };
   return options;
 }
 
@@ -157,7 +172,7 @@ class RouterServerImpl : public RouterServer {
       : config_(config),
         registry_(metrics),
         metrics_(metrics),
-        gateway_(gateway_options(config, [this](Nanos gap) { metrics_.token_gap(gap); }), std::move(model),
+        gateway_(gateway_options(config, text, [this](Nanos gap) { metrics_.token_gap(gap); }), std::move(model),
                  scheduler, text, [this](const gateway::Summary& summary) { metrics_.ended(summary); }),
         warm_up_(scheduler, gateway_.model(), text.vocab_limit()) {}
 
@@ -175,8 +190,9 @@ class RouterServerImpl : public RouterServer {
   Status start() {
     ASSIGN_OR_RETURN(door_, door::FrontDoor::open(door_options(config_)));
     if (door_->asks_for_keys()) {
-      log_info("API keys read", {{"keys", door_->counts().keys}});
-      if (door_->counts().keys == 0) log_warn("the file of API keys is empty: every request will be refused");
+      log_info(LogModule::kKeys, "API keys read", {{"keys", door_->counts().keys}});
+      if (door_->counts().keys == 0)
+        log_warn(LogModule::kKeys, "the file of API keys is empty: every request will be refused");
     }
     if (!config_.http_listen.empty()) {
       HttpFrontOptions options;
@@ -280,7 +296,7 @@ class RouterServerImpl : public RouterServer {
     if (http_) http_->drain();
     const TimePoint until = steady_now() + config_.drain_time;
     if (!gateway_.wait_idle(config_.drain_time)) {
-      log_warn("ending requests that did not finish within the drain time",
+      log_warn(LogModule::kService, "ending requests that did not finish within the drain time",
                {{"requests", gateway_.counts().open}});
       gateway_.abort_all(unavailable("the router is shutting down"));
     }
@@ -301,18 +317,18 @@ class RouterServerImpl : public RouterServer {
   StatusOr<size_t> reload() {
     auto keys = door_->reload_keys();
     if (keys.ok())
-      log_info("API keys read again", {{"keys", *keys}});
+      log_info(LogModule::kKeys, "API keys read again", {{"keys", *keys}});
     else
-      log_error("API keys not read again; the old ones stay", {{"cause", keys.status()}});
+      log_error(LogModule::kKeys, "API keys not read again; the old ones stay", {{"cause", keys.status()}});
     return keys;
   }
 
   void look_at_keys() {
     auto read = door_->reload_changed_keys();
     if (!read.ok())
-      log_error("API keys not read again; the old ones stay", {{"cause", read.status()}});
+      log_error(LogModule::kKeys, "API keys not read again; the old ones stay", {{"cause", read.status()}});
     else if (*read)
-      log_info("API keys read again", {{"keys", door_->counts().keys}});
+      log_info(LogModule::kKeys, "API keys read again", {{"keys", door_->counts().keys}});
   }
 
   // The scheduler port has no notification, and the health service wants one: look now and then. So it is
@@ -352,10 +368,11 @@ class RouterServerImpl : public RouterServer {
       if (before != stalled_.end() && before->second == one.hop) continue;  // said already
       stall_reports_[hop].fetch_add(1);
       if (++lines > kMaxStallLines) continue;
-      log_warn("a request makes no progress", {{"stream", gateway::id_text(one.id)},
-                                               {"request_id", one.request_id},
-                                               {"hop", gateway::stall_hop_name(one.hop)},
-                                               {"stalled_ms", one.time / kMillisecond}});
+      log_warn(LogModule::kRequests, "a request makes no progress",
+               {{"stream", gateway::id_text(one.id)},
+                {"request_id", one.request_id},
+                {"hop", gateway::stall_hop_name(one.hop)},
+                {"stalled_ms", one.time / kMillisecond}});
     }
     stalled_ = std::move(stalled);
     for (size_t hop = 0; hop < kHops; ++hop) stalled_now_[hop].store(found[hop]);
@@ -524,7 +541,7 @@ StatusOr<std::unique_ptr<gateway::TextCodec>> load_model_text(const std::string&
   std::string no_template;
   ASSIGN_OR_RETURN(auto loaded, ModelText::load(model_dir, std::move(options), &no_template));
   if (!no_template.empty())
-    log_warn("chats will be refused: the model has no template", {{"cause", no_template}});
+    log_warn(LogModule::kModel, "chats will be refused: the model has no template", {{"cause", no_template}});
   return std::unique_ptr<gateway::TextCodec>(std::move(loaded));
 }
 

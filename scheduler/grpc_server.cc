@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <string_view>
@@ -11,10 +12,13 @@
 
 #include "conclave/v1/cluster.grpc.pb.h"
 #include "libs/base/address.h"
+#include "libs/base/id_text.h"
 #include "libs/rpc/convert.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/rpc/server_stream.h"
 #include "libs/rpc/session_wire.h"
+#include "libs/telemetry/log.h"
+#include "scheduler/peer_address.h"
 
 namespace conclave::scheduler {
 namespace {
@@ -41,6 +45,7 @@ struct Context {
   Executor& executor;
   GrpcServerOptions options;
   std::function<void(const std::string&, const Status&)> on_session_end;
+  const TimePoint started = steady_now();
   Counters counters;
 
   rpc::ServerStreamLimits limits() const {
@@ -51,6 +56,11 @@ struct Context {
     return out;
   }
 };
+
+const char* finish_name(FinishReason reason) {
+  constexpr const char* kNames[] = {"none", "stop", "length", "cancelled", "deadline", "error"};
+  return kNames[static_cast<size_t>(reason)];
+}
 
 // The bytes that encode(..., allocate) makes.
 template <class Encode>
@@ -81,6 +91,17 @@ class Session : public rpc::ServerStream {
     // Posted last: the credit may start the next read, whose message is counted on another thread.
     const int count = std::exchange(uncredited_, 0);
     context_->executor.post([self = shared_from_this(), count] { self->processed(count); });
+  }
+
+  // Where the operations port of the process at the other end is found from here.
+  void complete(Hello& hello) {
+    hello.ops_address = reachable_from(hello.ops_address, peer());
+    log_debug(LogModule::kSessions, "hello",
+              {{"peer", peer()},
+               {"member", hello.name},
+               {"member_incarnation", hello.incarnation.value},
+               {"numerics_id", hello.numerics_id},
+               {"version", hello.version}});
   }
 
   Status invalid(const Status& status) {
@@ -121,6 +142,7 @@ class MemberStream final : public Session, public MemberSession {
       return invalid(invalid_argument(hello ? "a second hello" : "the first message must be a hello"));
     }
     if (hello) {
+      complete(std::get<Hello>(*converted));
       session_ = context_->loop.member_connected(std::static_pointer_cast<MemberStream>(shared_from_this()));
     }
     context_->loop.on_member_message(session_, std::move(*converted));
@@ -157,6 +179,14 @@ class GatewayStream final : public Session, public GatewaySession {
     write(out);
   }
   void tokens(const TokenEvent& event) override {
+    if (event.finish != FinishReason::kNone && log_enabled(LogModule::kRequests, LogLevel::kDebug)) {
+      log_debug(LogModule::kRequests, "ended",
+                {{"stream", id_text(event.request)},
+                 {"choice", event.choice},
+                 {"tokens", event.index + event.tokens.size()},
+                 {"finish", finish_name(event.finish)},
+                 {"error", event.error}});
+    }
     if (held_.add(event)) {
       if (held_.full()) flush();
       return;
@@ -199,12 +229,21 @@ class GatewayStream final : public Session, public GatewaySession {
       case pb::GatewayUp::kHello: {
         StatusOr<Hello> hello = rpc::from_proto(message.hello());
         if (!hello.ok()) return invalid(hello.status());
+        complete(*hello);
         session_ = context_->loop.gateway_connected(
             std::static_pointer_cast<GatewayStream>(shared_from_this()), std::move(*hello));
         break;
       }
       case pb::GatewayUp::kSubmit: {
         StatusOr<AcceptedRequest> request = rpc::from_proto(message.submit());
+        if (request.ok() && log_enabled(LogModule::kRequests, LogLevel::kDebug)) {
+          log_debug(LogModule::kRequests, "submitted",
+                    {{"stream", id_text(request->id)},
+                     {"peer", peer()},
+                     {"prompt_tokens", request->prompt.size()},
+                     {"choices", request->choices},
+                     {"resubmitted", request->resubmitted}});
+        }
         if (!request.ok()) {
           // The session can go on where it is known which request was wrong.
           StatusOr<RequestId> id = rpc::from_proto(message.submit().id());
@@ -269,6 +308,27 @@ void shard_to_proto(const ShardFigures& from, pb::MemberStatus* to) {
   out->set_assigned_load(from.assigned_load);
 }
 
+void totals_to_proto(const SchedulerMetrics& from, pb::ClusterTotals* to) {
+  to->set_tokens_generated(from.tokens_sampled - std::min(from.tokens_discarded, from.tokens_sampled));
+  to->set_prompt_tokens(from.prefill_tokens);
+  to->set_cached_tokens(from.prompt_tokens_cached);
+  to->set_steps(from.steps_retired);
+  to->set_requests_accepted(from.requests_accepted);
+  to->set_requests_refused(from.requests_refused_full + from.requests_refused_invalid +
+                           from.requests_refused_unready);
+  to->set_requests_failed(from.requests_failed + from.requests_deadline);
+  to->set_requests_ended(from.requests_finished_stop + from.requests_finished_length +
+                         from.requests_cancelled + from.requests_abandoned + from.requests_deadline +
+                         from.requests_failed);
+  to->set_sequences_replayed(from.sequences_replayed);
+  to->set_sequences_preempted(from.sequences_preempted);
+  to->set_placement_changes(from.placement_changes);
+  to->set_homes_added(from.homes_added);
+  to->set_homes_removed(from.homes_removed);
+  to->set_members_lost(from.members_lost);
+  for (const uint64_t stalls : from.stalls_reported) to->set_stalls(to->stalls() + stalls);
+}
+
 void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
   to->set_scheduler_incarnation(from.scheduler.value);
   rpc::to_proto(from.fleet, to->mutable_fleet());
@@ -286,11 +346,27 @@ void status_to_proto(const StatusSnapshot& from, pb::StatusReply* to) {
     out->set_kv_blocks_cached(member.kv_blocks_cached);
     out->set_sequences(member.sequences);
     if (member.role == Role::kExpert) shard_to_proto(member.shard, out);
+    out->set_ops_address(rpc::wire_text(member.ops_address, rpc::kMaxNameBytes));
+    out->set_version(rpc::wire_text(member.version, rpc::kMaxNameBytes));
+    out->set_numerics_id(rpc::wire_text(member.numerics_id, rpc::kMaxNameBytes));
+    out->set_threads(member.threads);
+    out->set_age_ns(from.now - member.joined);
   }
   to->set_layers(from.layers);
   to->set_experts(from.experts);
   to->set_preparing_epoch(from.preparing_epoch.value);
   to->set_busiest(from.busiest);
+  to->set_requests_stalled(from.requests_stalled);
+  totals_to_proto(from.totals, to->mutable_totals());
+  for (const ClusterEvent& event : from.events) {
+    pb::ClusterEvent* out = to->add_events();
+    out->set_number(event.number);
+    out->set_kind(rpc::wire_text(event.kind, rpc::kMaxNameBytes));
+    out->set_who(rpc::wire_text(event.who, rpc::kMaxNameBytes));
+    out->set_detail(rpc::wire_text(event.detail, rpc::kMaxNameBytes));
+    out->set_age_ns(from.now - event.at);
+    out->set_times(event.times);
+  }
 }
 
 void experts_to_proto(const ExpertsSnapshot& from, pb::ExpertsReply* to) {
@@ -347,8 +423,12 @@ class ClusterService final : public ServiceBase {
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* call, const pb::StatusRequest*,
                                    pb::StatusReply* reply) override {
     grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-    context_->loop.status([reactor, reply](const StatusSnapshot& snapshot) {
+    context_->loop.status([reactor, reply, context = context_](const StatusSnapshot& snapshot) {
       status_to_proto(snapshot, reply);
+      reply->set_ops_address(rpc::wire_text(context->options.ops_address, rpc::kMaxNameBytes));
+      reply->set_version(context->options.version);
+      reply->set_age_ns(steady_now() - context->started);
+      reply->set_wall_ns(wall_now_ns());
       reactor->Finish(grpc::Status::OK);
     });
     return reactor;

@@ -28,6 +28,9 @@ struct GrpcServerOptions {
   uint32_t session_queue_messages = 65536;
   uint64_t session_queue_bytes = 64ull << 20;
   Nanos hello_deadline = 5 * kSecond;  // a connection that says nothing is closed
+  // What Status says of this process; empty: nothing.
+  std::string ops_address;
+  std::string version;
   std::shared_ptr<tls::Identity>
       tls;  // null: in clear; else everybody must show a certificate of the cluster
 };

@@ -410,7 +410,12 @@ void SchedulerLoop::set_on_note(std::function<void(const Note&)> f) {
 }
 
 void SchedulerLoop::status(std::function<void(const StatusSnapshot&)> done) {
-  driver_->push([done = std::move(done)](Driver& driver) { done(driver.core_.status()); });
+  driver_->push([done = std::move(done)](Driver& driver) {
+    StatusSnapshot snapshot = driver.core_.status();
+    snapshot.now = driver.now();
+    snapshot.totals = driver.core_.metrics();
+    done(snapshot);
+  });
 }
 
 SchedulerMetrics SchedulerLoop::metrics() const { return driver_->metrics(); }

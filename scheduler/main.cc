@@ -12,8 +12,10 @@
 namespace conclave::scheduler {
 namespace {
 
-GrpcServerOptions server_options(const ClusterConfig& config) {
+GrpcServerOptions server_options(const ClusterConfig& config, const std::string& ops_address) {
   GrpcServerOptions options;
+  options.ops_address = ops_address;
+  options.version = Service::version();
   options.listen = config.scheduler.listen;
   options.max_message_bytes = config.control.max_message_bytes;
   options.session_queue_messages = config.scheduler.session_queue_messages;
@@ -23,10 +25,11 @@ GrpcServerOptions server_options(const ClusterConfig& config) {
 }
 
 void log_stall(const ReportStall& stall) {
-  log_warn("a request makes no progress", {{"stream", id_text(stall.request)},
-                                           {"hop", stall_hop_name(stall.hop)},
-                                           {"detail", stall.detail},
-                                           {"stalled_ms", stall.stalled / kMillisecond}});
+  log_warn(LogModule::kRequests, "a request makes no progress",
+           {{"stream", id_text(stall.request)},
+            {"hop", stall_hop_name(stall.hop)},
+            {"detail", stall.detail},
+            {"stalled_ms", stall.stalled / kMillisecond}});
 }
 
 Status run(Service& service) {
@@ -39,11 +42,15 @@ Status run(Service& service) {
   LoopThread thread(LoopExecutor::Options{.spin_ns = 0});
   std::unique_ptr<SchedulerLoop> loop;
   thread.loop().call([&] { loop = std::make_unique<SchedulerLoop>(options, thread.loop(), log_stall); });
-  loop->set_on_note([](const Note& note) { log_info(note.event, {{"what", note.detail}}); });
-  auto server = GrpcServer::start(server_options(config), *loop, thread.loop(),
-                                  [](const std::string& peer, const Status& cause) {
-                                    log_info("session ended", {{"peer", peer}, {"cause", cause}});
-                                  });
+  loop->set_on_note([](const Note& note) {
+    const bool placement = note.event.find("placement") != std::string::npos;
+    log_info(placement ? LogModule::kPlacement : LogModule::kMembers, note.event, {{"what", note.detail}});
+  });
+  auto server =
+      GrpcServer::start(server_options(config, service.ops_address()), *loop, thread.loop(),
+                        [](const std::string& peer, const Status& cause) {
+                          log_info(LogModule::kSessions, "session ended", {{"peer", peer}, {"cause", cause}});
+                        });
   Status status = server.status();
   if (server.ok()) {
     GrpcServer& grpc = **server;

@@ -127,6 +127,9 @@ struct SupervisorConfig {
 
 struct LoggingConfig {
   std::string level = "info";         // debug, info, warn or error
+  std::string modules;                // "requests=debug,...": those with a level of their own
+  bool texts = false;                 // debug lines may hold the text of prompts
+  bool remote_changes = false;        // levels may be changed from other hosts
   Nanos stall_report = 30 * kSecond;  // without progress; 0: never
 };
 

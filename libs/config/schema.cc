@@ -433,6 +433,16 @@ void logging_fields(FieldList& f, LoggingConfig& c) {
   f.choice<std::string>("level", c.level,
                         {{"debug", "debug"}, {"info", "info"}, {"warn", "warn"}, {"error", "error"}},
                         "Least severe log lines to write.");
+  f.text("modules", c.modules,
+         "Modules of the log with a level of their own, e.g. requests=debug,transport=warn; `conclave "
+         "log-level` lists them and changes levels while processes run.");
+  f.boolean(
+      "texts", c.texts,
+      "Whether debug lines of the module requests hold the text of prompts. Otherwise no text of a client "
+      "is logged at any level.");
+  f.boolean("remote_changes", c.remote_changes,
+            "Whether log levels may be changed through the operations ports from other hosts; else only over "
+            "the loopback interface of each.");
   f.duration("stall_report_s", c.stall_report, kSecond, "s", 0, kDayS,
              "A request or a process that has work and makes no progress for so long is reported, and health "
              "checks fail; 0: never.");

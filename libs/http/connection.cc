@@ -248,6 +248,9 @@ void Connection::dispatch() {
   Request request = to_request(parser_->release());
   head_request_ = request.method == "HEAD";
   request.id = request_id_;
+  beast::error_code unknown;
+  const tcp::endpoint from = socket_.remote_endpoint(unknown);
+  request.from_loopback = !unknown && from.address().is_loopback();
   watch();
   auto exchange = std::make_shared<ExchangeImpl>(shared_from_this(), serial_);
   try {

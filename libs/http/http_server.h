@@ -34,6 +34,7 @@ struct Request {
   std::string query;   // after '?', undecoded
   Headers headers;     // names in lower case
   std::string body;
+  bool from_loopback = false;  // the connection comes from this host's loopback interface
 
   // The first header of that (lower-case) name; empty when absent.
   std::string_view header(std::string_view name) const;

@@ -42,6 +42,9 @@ struct Hello {
   uint32_t num_experts = 0;
   uint32_t max_positions = 0;
   uint32_t vocab_size = 0;
+  // For people and their tools; nothing depends on them.
+  std::string ops_address;  // host:port of /metrics; empty: unknown
+  std::string version;      // of the build
 };
 
 struct Welcome {

@@ -16,6 +16,9 @@ namespace conclave::rpc {
 struct ClientOptions {
   std::string target;                  // host:port of the scheduler
   std::shared_ptr<tls::Identity> tls;  // null: in clear
+  // What the hello says of this process (libs/model/membership.h); empty: nothing.
+  std::string ops_address;
+  std::string version;
 
   // Pauses between connection attempts: the first, doubling to the longest; each is shortened at random by up
   // to half, so that a fleet does not come back in step.

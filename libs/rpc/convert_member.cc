@@ -24,6 +24,8 @@ void to_proto(const Hello& from, pb::Hello* to) {
   to->set_max_positions(from.max_positions);
   to->set_vocab_size(from.vocab_size);
   to->set_expert_bytes(from.expert_bytes);
+  to->set_ops_address(wire_text(from.ops_address, kMaxNameBytes));
+  to->set_version(wire_text(from.version, kMaxNameBytes));
 }
 
 StatusOr<Hello> from_proto(const pb::Hello& from) {
@@ -36,6 +38,8 @@ StatusOr<Hello> from_proto(const pb::Hello& from) {
   RETURN_IF_ERROR(check_text("hello.numerics_id", from.numerics_id(), kMaxNameBytes));
   RETURN_IF_ERROR(check_text("hello.model_fingerprint", from.model_fingerprint(), kMaxNameBytes));
   RETURN_IF_ERROR(check_text("hello.transport_address", from.transport_address(), kMaxAddressBytes));
+  RETURN_IF_ERROR(check_text("hello.ops_address", from.ops_address(), kMaxNameBytes));
+  RETURN_IF_ERROR(check_text("hello.version", from.version(), kMaxNameBytes));
   RETURN_IF_ERROR(check_at_most("hello.num_layers", from.num_layers(), kMaxLayers));
   RETURN_IF_ERROR(check_at_most("hello.num_experts", from.num_experts(), kMaxExperts));
   RETURN_IF_ERROR(check_at_most("hello.max_positions", from.max_positions(), kMaxPositions));
@@ -58,6 +62,8 @@ StatusOr<Hello> from_proto(const pb::Hello& from) {
   to.max_positions = from.max_positions();
   to.vocab_size = from.vocab_size();
   to.expert_bytes = from.expert_bytes();
+  to.ops_address = from.ops_address();
+  to.version = from.version();
   return to;
 }
 

@@ -80,6 +80,8 @@ struct MemberClient::Impl {
     }
     pb::MemberUp first;
     to_proto(hello, first.mutable_hello());
+    first.mutable_hello()->set_ops_address(options.ops_address);
+    first.mutable_hello()->set_version(options.version);
     current->stream->start([this](auto* context, auto* reactor) { stub->async()->Join(context, reactor); },
                            std::move(first));
     LoopExecutor& loop = control.loop();

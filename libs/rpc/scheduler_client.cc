@@ -39,6 +39,8 @@ struct SchedulerClient::Impl {
     hello.role = Role::kRouter;
     hello.name = std::move(name);
     hello.incarnation = incarnation;
+    hello.ops_address = options.ops_address;
+    hello.version = options.version;
     set_absent("connecting to the scheduler at " + options.target);
   }
 

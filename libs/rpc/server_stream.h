@@ -170,8 +170,10 @@ class ServerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
     incoming_.Clear();
     {
       std::lock_guard lock(mutex_);
-      reading_ = false;
-      if (finishing_) return;
+      if (finishing_) {
+        reading_ = false;
+        return;
+      }
       if (!heard_) {
         heard_ = true;
         disarm_locked();
@@ -184,8 +186,11 @@ class ServerStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
       finish(taken);
       return;
     }
+    // Only now: a read that processed() began while on_message ran could bring the next message to another
+    // thread, which would overtake this one.
     std::lock_guard lock(mutex_);
-    if (!reading_) read_next();
+    reading_ = false;
+    read_next();
   }
 
   void OnWriteDone(bool ok) override {

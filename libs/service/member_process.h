@@ -21,6 +21,8 @@
 #include <vector>
 
 #include "libs/base/cpu_set.h"
+#include "libs/base/id_text.h"
+#include "libs/base/json_escape.h"
 #include "libs/base/random.h"
 #include "libs/base/thread_pool.h"
 #include "libs/base/watched_file.h"
@@ -50,6 +52,7 @@ struct MemberSettings {
 };
 
 inline constexpr int kRefusalsPerIncarnation = 20;
+inline constexpr size_t kMaxUcxWords = 64 << 10;   // of what UCX says of itself
 inline constexpr Nanos kSecretLook = 5 * kSecond;  // between looks at the file of the cluster's secret
 
 template <class Core, class Metrics>
@@ -140,6 +143,36 @@ class MemberProcess {
     std::lock_guard lock(snapshot_->mutex);
     return snapshot_->transport;
   }
+  // What UCX says of the transports and devices it selected, for /debug/process: {"tls","interface","ucx"};
+  // ucx is null when the loop does not answer within `limit`. Any thread but the loop's.
+  std::string data_plane(Nanos limit = 500 * kMillisecond) {
+    struct Words {
+      std::mutex mutex;
+      std::condition_variable changed;
+      std::optional<std::string> text;
+    };
+    const auto words = std::make_shared<Words>();
+    thread_.loop().post([this, words] {
+      std::lock_guard inner(words->mutex);
+      words->text = ucx_ != nullptr ? ucx_->describe() : "";
+      words->changed.notify_all();
+    });
+    std::unique_lock lock(words->mutex);
+    words->changed.wait_for(lock, std::chrono::nanoseconds(limit), [&] { return words->text.has_value(); });
+    return "{\"tls\":" + json_quoted(settings_.transport.ucx.tls) +
+           ",\"interface\":" + json_quoted(settings_.transport.ucx.net_devices) +
+           ",\"ucx\":" + (words->text ? json_quoted(words->text->substr(0, kMaxUcxWords)) : "null") + "}";
+  }
+  // Kernels and threads, for /debug/process.
+  std::string compute() const {
+    std::string pinned;
+    for (const uint32_t cpu : settings_.pinned_cpus)
+      pinned += (pinned.empty() ? "" : ",") + std::to_string(cpu);
+    return "{\"isa\":" + json_quoted(kernels::isa_name(settings_.isa)) +
+           ",\"threads\":" + std::to_string(settings_.threads) + ",\"pinned_cpus\":[" + pinned +
+           "],\"numerics_id\":" + json_quoted(settings_.numerics_id) +
+           ",\"model_fingerprint\":" + json_quoted(settings_.model_fingerprint) + "}";
+  }
   // Whom its work waits for, as of the last metrics(); empty: nobody.
   std::string waiting_for() {
     std::lock_guard lock(snapshot_->mutex);
@@ -161,11 +194,13 @@ class MemberProcess {
     Hello hello() override { return core.hello(); }
     void on_message(ToMember message) override {
       const bool drained = std::holds_alternative<Drained>(message);
+      log_message(message);
       if (std::holds_alternative<Welcome>(message)) process.connected_ = true;
       core.on_message(std::move(message));
       if (drained) process.drained();
     }
     void on_down(const Status& cause) override {
+      log_info(LogModule::kSessions, "no connection to the scheduler", {{"cause", cause}});
       core.on_down(cause);
       process.connected_ = false;
       process.drained_ = false;
@@ -174,6 +209,29 @@ class MemberProcess {
     MemberProcess& process;
     Core& core;
   };
+  static void log_message(const ToMember& message) {
+    if (const auto* plan = std::get_if<BatchPlan>(&message)) {
+      if (!log_enabled(LogModule::kRequests, LogLevel::kDebug)) return;
+      for (const SequenceStart& start : plan->starts) {
+        log_debug(LogModule::kRequests, "a sequence starts",
+                  {{"stream", id_text(start.request)},
+                   {"choice", start.choice},
+                   {"step", plan->step.value},
+                   {"prompt_tokens", start.prompt_tokens},
+                   {"known_tokens", start.tokens.size()}});
+      }
+    } else if (const auto* placement = std::get_if<PlacementUpdate>(&message)) {
+      log_debug(LogModule::kPlacement, "a placement",
+                {{"epoch", placement->table.epoch().value},
+                 {"shards", placement->table.shards().size()},
+                 {"urgent", placement->urgent},
+                 {"release", placement->release}});
+    } else if (const auto* welcome = std::get_if<Welcome>(&message)) {
+      log_debug(LogModule::kSessions, "welcome",
+                {{"scheduler_incarnation", welcome->scheduler.value},
+                 {"lease_ms", welcome->lease_ns / kMillisecond}});
+    }
+  }
   // One incarnation. Destroyed from the last member to the first: the line, the core, the transport.
   struct Member {
     std::unique_ptr<ExpertTransport> transport;
@@ -202,10 +260,11 @@ class MemberProcess {
     if (secrets_.size() > 1) options.other_secret = secrets_[1];
     options.on_refused = [this](HelloRefusal reason, Incarnation peer, const Status& why) {
       if (const auto left_out = refusal_lines_[static_cast<size_t>(reason)].take(steady_now())) {
-        log_warn("a peer of the data plane was refused", {{"reason", hello_refusal_name(reason)},
-                                                          {"peer_incarnation", peer.value},
-                                                          {"cause", why},
-                                                          {"lines_left_out", *left_out}});
+        log_warn(LogModule::kTransport, "a peer of the data plane was refused",
+                 {{"reason", hello_refusal_name(reason)},
+                  {"peer_incarnation", peer.value},
+                  {"cause", why},
+                  {"lines_left_out", *left_out}});
       }
     };
     options.fleet = settings_.numerics_id + " " + settings_.model_fingerprint;
@@ -235,7 +294,8 @@ class MemberProcess {
     transport_stats_ = [stats_of] { return stats_of->stats(); };
     ucx_ = stats_of;
     ++incarnations_;
-    log_info("joining", {{"member_incarnation", self.value}, {"scheduler", settings_.scheduler}});
+    log_info(LogModule::kMembers, "joining",
+             {{"member_incarnation", self.value}, {"scheduler", settings_.scheduler}});
     std::lock_guard lock(mutex_);
     shown_ = member_.get();
     failure_.clear();
@@ -261,12 +321,14 @@ class MemberProcess {
     const auto text = secret_file_->read();
     auto secrets = text.ok() ? parse_secrets(*text) : StatusOr<std::vector<std::string>>(text.status());
     if (!secrets.ok()) {
-      log_error("the cluster's secret was not read again; the old one stays", {{"cause", secrets.status()}});
+      log_error(LogModule::kTransport, "the cluster's secret was not read again; the old one stays",
+                {{"cause", secrets.status()}});
       return;
     }
     secrets_ = *std::move(secrets);
     if (ucx_ != nullptr) ucx_->set_secrets(secrets_[0], secrets_.size() > 1 ? secrets_[1] : "");
-    log_info("the cluster's secret was read again", {{"accepted", static_cast<uint64_t>(secrets_.size())}});
+    log_info(LogModule::kTransport, "the cluster's secret was read again",
+             {{"accepted", static_cast<uint64_t>(secrets_.size())}});
   }
 
   // A file of some bytes, on a file system of this machine: reading it does not hold up the loop.
@@ -277,7 +339,7 @@ class MemberProcess {
 
   void drained() {
     drained_ = true;
-    log_info("drained: nothing is left here, and the scheduler gives nothing more");
+    log_info(LogModule::kMembers, "drained: nothing is left here, and the scheduler gives nothing more");
     nothing_left();
   }
 
@@ -290,7 +352,8 @@ class MemberProcess {
   // the same: the scheduler's memory of fenced ones is bounded, and ends in a floor.
   void refused(const Refusal& refusal) {
     if (rejoining_) return;
-    if (refusal.reason != last_refusal_) log_warn("not a part of the fleet", {{"reason", refusal.reason}});
+    if (refusal.reason != last_refusal_)
+      log_warn(LogModule::kMembers, "not a part of the fleet", {{"reason", refusal.reason}});
     last_refusal_ = refusal.reason;
     if (!member_->client->was_welcomed() && ++refusals_ < kRefusalsPerIncarnation) return;
     rejoining_ = true;
@@ -303,7 +366,7 @@ class MemberProcess {
     refusals_ = 0;
     leave();
     if (Status joined = join(); !joined.ok()) {
-      log_error("cannot join again", {{"cause", joined}});
+      log_error(LogModule::kMembers, "cannot join again", {{"cause", joined}});
       {
         std::lock_guard lock(mutex_);
         failure_ = "cannot join again: " + message_of(joined);

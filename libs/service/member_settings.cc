@@ -30,6 +30,8 @@ StatusOr<LoadedMember> load_member(Service& service, const ProcessorConfig& proc
   MemberSettings& s = out.settings;
   s.scheduler = config.scheduler.connect_address();
   s.control = config.control;
+  s.control.ops_address = service.ops_address();
+  s.control.version = Service::version();
   s.transport = config.transport;
   if (!config.transport.secret_file.empty()) {
     s.secret_file.emplace(config.transport.secret_file, "transport.secret_file", kMaxSecretFileBytes);
@@ -37,7 +39,8 @@ StatusOr<LoadedMember> load_member(Service& service, const ProcessorConfig& proc
     ASSIGN_OR_RETURN(s.secrets, parse_secrets(text));
   }
   ASSIGN_OR_RETURN(s.test_faults, test_faults_of_environment());
-  if (s.test_faults) log_warn("faults are injected into the data plane: CONCLAVE_TEST_FAULTS is set");
+  if (s.test_faults)
+    log_warn(LogModule::kService, "faults are injected into the data plane: CONCLAVE_TEST_FAULTS is set");
   service.startup().set("checking the kernels", "", 0.1);
   ASSIGN_OR_RETURN(s.isa, kernels::choose_isa());
   s.threads = compute_threads(threads);
@@ -52,15 +55,16 @@ StatusOr<LoadedMember> load_member(Service& service, const ProcessorConfig& proc
   }
   out.model = *std::move(model);
   s.model_fingerprint = out.model->fingerprint;
-  for (const std::string& note : out.model->spec.notes) log_info(note);
-  log_info("checkpoint bound", {{"path", config.model.path},
-                                {"tensors", static_cast<uint64_t>(out.model->tensor_count)},
-                                {"bytes", out.model->tensor_bytes},
-                                {"fingerprint", s.model_fingerprint},
-                                {"seconds", static_cast<double>(steady_now() - begin) * 1e-9},
-                                {"isa", kernels::isa_name(s.isa)},
-                                {"threads", static_cast<uint64_t>(s.threads)},
-                                {"numerics_id", s.numerics_id}});
+  for (const std::string& note : out.model->spec.notes) log_info(LogModule::kModel, note);
+  log_info(LogModule::kModel, "checkpoint bound",
+           {{"path", config.model.path},
+            {"tensors", static_cast<uint64_t>(out.model->tensor_count)},
+            {"bytes", out.model->tensor_bytes},
+            {"fingerprint", s.model_fingerprint},
+            {"seconds", static_cast<double>(steady_now() - begin) * 1e-9},
+            {"isa", kernels::isa_name(s.isa)},
+            {"threads", static_cast<uint64_t>(s.threads)},
+            {"numerics_id", s.numerics_id}});
   return out;
 }
 

@@ -37,6 +37,8 @@ Status serve_member(Service& service, MemberProcess<Core, Metrics>& member, Serv
     work.detail = member.waiting_for();
     return work;
   });
+  const auto data_plane = service.describe("data_plane", [&member] { return member.data_plane(); });
+  const auto compute = service.describe("compute", [&member] { return member.compute(); });
   const auto ready = service.ready_unless([&member] { return member.reasons(); });
   const auto hangup = service.on_hangup([&member] { member.reload_secret(); });
   service.started({}, std::move(how.phase), std::move(how.step));
@@ -47,10 +49,10 @@ Status serve_member(Service& service, MemberProcess<Core, Metrics>& member, Serv
     case Service::Ending::kDone:
       break;
     case Service::Ending::kSignal:
-      log_warn("leaving at once: a second signal");
+      log_warn(LogModule::kMembers, "leaving at once: a second signal");
       break;
     case Service::Ending::kTimeout:
-      log_warn("leaving before everything was moved elsewhere",
+      log_warn(LogModule::kMembers, "leaving before everything was moved elsewhere",
                {{"drain_time_ms", static_cast<int64_t>(how.drain_time / kMillisecond)}});
       break;
   }

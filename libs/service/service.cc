@@ -25,7 +25,9 @@
 #include "libs/config/schema.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/service/service_tls.h"
+#include "libs/telemetry/host_facts.h"
 #include "libs/telemetry/log.h"
+#include "libs/telemetry/log_levels.h"
 #include "libs/telemetry/process_metrics.h"
 
 #ifndef CONCLAVE_VERSION
@@ -45,8 +47,9 @@ struct ServiceState {
   const int done;  // readable after end_wait()
   std::atomic<bool> stopping{false};
   std::mutex mutex;
-  std::function<std::vector<std::string>()> reasons;  // guarded by mutex, called under it
-  std::function<void()> reload;                       // guarded by mutex, called under it
+  std::function<std::vector<std::string>()> reasons;              // guarded by mutex, called under it
+  std::function<void()> reload;                                   // guarded by mutex, called under it
+  std::map<std::string, std::function<std::string()>> described;  // guarded by mutex, called under it
 };
 
 namespace {
@@ -73,6 +76,8 @@ uint32_t compute_threads(uint32_t configured) {
   if (const auto cpus = allowed_cpus().size(); cpus > 0) return static_cast<uint32_t>(cpus);
   return std::max(1u, std::thread::hardware_concurrency());
 }
+
+const char* Service::version() { return CONCLAVE_VERSION; }
 
 Status Service::start_ops(const std::string& listen, const std::string& key) {
   process_metrics_ = export_process(metrics_, CONCLAVE_VERSION, role_);
@@ -103,6 +108,8 @@ Status Service::start_ops(const std::string& listen, const std::string& key) {
     }
     return readiness;
   };
+  hooks.report = reporter();
+  hooks.remote_changes = config_.logging.remote_changes;
   auto ops = OpsServer::start(listen, std::move(hooks));
   if (!ops.ok()) {
     return with_field(annotate(ops.status(), key + ": cannot serve the operations port " + listen), key);
@@ -121,6 +128,37 @@ std::shared_ptr<void> Service::ready_unless(std::function<std::vector<std::strin
     std::lock_guard lock(state->mutex);
     state->reasons = nullptr;
   });
+}
+
+std::shared_ptr<void> Service::describe(std::string key, std::function<std::string()> json) {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->described[key] = std::move(json);
+  }
+  return std::shared_ptr<void>(nullptr, [state = state_, key](void*) {
+    std::lock_guard lock(state->mutex);
+    state->described.erase(key);
+  });
+}
+
+std::function<std::string()> Service::reporter() const {
+  char incarnation[20];
+  std::snprintf(incarnation, sizeof incarnation, "%016llx",
+                static_cast<unsigned long long>(incarnation_.value));
+  const std::string begin = "{\"role\":" + json_quoted(role_) + ",\"name\":" + json_quoted(name_) +
+                            ",\"pid\":" + std::to_string(getpid()) +
+                            ",\"version\":" + json_quoted(CONCLAVE_VERSION) + ",\"incarnation\":\"" +
+                            incarnation + "\"";
+  return [state = state_, begin] {
+    std::string out = begin;
+    {
+      std::lock_guard lock(state->mutex);
+      for (const auto& [key, json] : state->described) out += "," + json_quoted(key) + ":" + json();
+    }
+    out += ",\"host\":" + host_facts_json(read_host_facts());
+    // Last, so that it is as fresh as can be: others compare it with theirs.
+    return out + ",\"wall_ns\":" + std::to_string(wall_now_ns()) + "}";
+  };
 }
 
 std::shared_ptr<void> Service::on_hangup(std::function<void()> reload) {
@@ -176,16 +214,16 @@ void Service::started(const std::vector<std::pair<std::string, std::string>>& ad
   const auto field = [this](size_t i) { return LogField(addresses_[i].first, addresses_[i].second); };
   const LogField pid("pid", static_cast<int64_t>(getpid()));
   if (addresses_.size() >= 4) {
-    log_info("listening", {pid, field(0), field(1), field(2), field(3)});
+    log_info(LogModule::kService, "listening", {pid, field(0), field(1), field(2), field(3)});
   } else if (addresses_.size() == 3) {
-    log_info("listening", {pid, field(0), field(1), field(2)});
+    log_info(LogModule::kService, "listening", {pid, field(0), field(1), field(2)});
   } else if (addresses_.size() == 2) {
-    log_info("listening", {pid, field(0), field(1)});
+    log_info(LogModule::kService, "listening", {pid, field(0), field(1)});
   } else {
-    log_info("listening", {pid, field(0)});
+    log_info(LogModule::kService, "listening", {pid, field(0)});
   }
   if (Status written = write_ready_file(true); !written.ok())
-    log_error("no ready file", {{"cause", written}});
+    log_error(LogModule::kService, "no ready file", {{"cause", written}});
 }
 
 void Service::wait_for_stop() {
@@ -197,10 +235,10 @@ void Service::wait_for_stop() {
     if (state_->reload)
       state_->reload();
     else
-      log_info("SIGHUP: there is nothing to read again");
+      log_info(LogModule::kService, "SIGHUP: there is nothing to read again");
   }
   state_->stopping = true;
-  log_info("stopping", {{"signal", static_cast<int64_t>(number)}});
+  log_info(LogModule::kService, "stopping", {{"signal", static_cast<int64_t>(number)}});
 }
 
 Service::Ending Service::wait_for_end(Nanos limit) {
@@ -230,7 +268,8 @@ void Service::end_wait() {
 void Service::limit_end(Nanos limit) {
   std::thread([limit] {
     std::this_thread::sleep_for(std::chrono::nanoseconds(limit));
-    log_error("the end took too long; leaving at once", {{"limit_ms", limit / kMillisecond}});
+    log_error(LogModule::kService, "the end took too long; leaving at once",
+              {{"limit_ms", limit / kMillisecond}});
     std::_Exit(1);
   }).detach();
 }
@@ -308,22 +347,27 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   auto level = parse_log_level(service.config_.logging.level, "logging.level");
   if (!level.ok()) return fail(spec.program, level.status());
   log_threshold(*level);
+  if (Status modules = configure_log_modules(service.config_.logging.modules, "logging.modules");
+      !modules.ok())
+    return fail(spec.program, modules);
+  log_texts(service.config_.logging.texts);
   log_identity(spec.role, service.name_, service.incarnation_);
   rpc::route_grpc_logs([](const char* file, int line, const char* message) {
-    log_debug("grpc", {{"file", file}, {"line", static_cast<int64_t>(line)}, {"text", message}});
+    log_debug(LogModule::kGrpc, "grpc",
+              {{"file", file}, {"line", static_cast<int64_t>(line)}, {"text", message}});
     note_grpc_line(message);
   });
   auto identity =
       start_tls(service.config_.tls, spec.role == "scheduler" ? tls::Use::kServer : tls::Use::kClient);
   if (!identity.ok()) return fail(spec.program, identity.status());
   service.config_.control.tls = *std::move(identity);
-  for (const std::string& warning : loaded->warnings) log_warn(warning);
+  for (const std::string& warning : loaded->warnings) log_warn(LogModule::kService, warning);
 
   const Status end = body(service);
   service.ops_.reset();
   service.progress_.reset();
   if (!end.ok()) return fail(spec.program, end);
-  log_info("stopped");
+  log_info(LogModule::kService, "stopped");
   return 0;
 }
 

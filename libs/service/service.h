@@ -42,14 +42,19 @@ class Service {
   // The configured name, or one made from role, host and process id.
   const std::string& name() const { return name_; }
   Incarnation incarnation() const { return incarnation_; }
+  const std::string& role() const { return role_; }
+  // Of this build.
+  static const char* version();
+  // Where /metrics is served, with the port really taken; empty before start_ops().
+  std::string ops_address() const { return ops_ ? ops_->address() : ""; }
   MetricsRegistry& metrics() { return metrics_; }
   StartupProgress& startup() { return startup_; }
   // What gets on with its work, or is to be reported (logging.stall_report_s). /readyz fails while anything
   // does not, /livez while an executor does not: that alone is cured by a restart. After start_ops().
   ProgressWatch& progress() { return *progress_; }
 
-  // Serves /metrics, /livez, /readyz and /startupz, and writes the ready file a first time. `key` names the
-  // config key in errors.
+  // Serves /metrics, /livez, /readyz, /startupz, /debug/log and /debug/process, and writes the ready file a
+  // first time. `key` names the config key in errors.
   Status start_ops(const std::string& listen, const std::string& key);
   // Why the service is not ready, once started; empty: it is. Asked on the operations server's thread until
   // the returned guard is destroyed.
@@ -59,6 +64,9 @@ class Service {
   // reason not to be as the detail of `phase`, or of what `step` (null: none) says instead.
   void started(const std::vector<std::pair<std::string, std::string>>& addresses, std::string phase = "",
                std::function<StartupStep()> step = nullptr);
+  // Adds what `json` returns, one JSON value, under `key` to /debug/process, until the returned guard is
+  // destroyed. Called on the operations server's thread, under a lock.
+  [[nodiscard]] std::shared_ptr<void> describe(std::string key, std::function<std::string()> json);
   // What SIGHUP means to this service, until the returned guard is destroyed; without one it is only logged.
   // Called on the thread that waits for the stop.
   [[nodiscard]] std::shared_ptr<void> on_hangup(std::function<void()> reload);
@@ -78,6 +86,7 @@ class Service {
                          const std::function<Status(Service&)>& body);
   Service() = default;
   Status write_ready_file(bool is_started) const;
+  std::function<std::string()> reporter() const;
 
   ClusterConfig config_;
   std::string role_;

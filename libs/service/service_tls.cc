@@ -21,7 +21,7 @@ LogLimit& limit_of(tls::Refusal refusal) {
 
 void log_refusal(tls::Refusal refusal, const std::string& detail) {
   if (const auto left_out = limit_of(refusal).take(steady_now())) {
-    log_warn("a TLS connection was refused",
+    log_warn(LogModule::kSessions, "a TLS connection was refused",
              {{"reason", tls::refusal_name(refusal)}, {"detail", detail}, {"lines_left_out", *left_out}});
   }
 }
@@ -34,8 +34,9 @@ StatusOr<std::shared_ptr<tls::Identity>> start_tls(const tls::Options& options, 
   tls::Identity::Observer observer;
   observer.refused = log_refusal;
   observer.reloaded = [](const Status& outcome) {
-    if (outcome.ok()) return log_info("certificates read again");
-    log_error("certificates not taken; peers are judged by the old ones", {{"cause", outcome}});
+    if (outcome.ok()) return log_info(LogModule::kSessions, "certificates read again");
+    log_error(LogModule::kSessions, "certificates not taken; peers are judged by the old ones",
+              {{"cause", outcome}});
   };
   identity->observe(std::move(observer));
   g_identity.store((new std::shared_ptr<tls::Identity>(identity))->get());

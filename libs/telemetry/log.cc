@@ -3,7 +3,6 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -14,8 +13,6 @@
 
 namespace conclave {
 namespace {
-
-std::atomic<LogLevel> threshold{LogLevel::kInfo};
 
 std::mutex identity_mutex;
 // ,"role":...,"name":...,"incarnation":... ready to paste.
@@ -96,20 +93,6 @@ struct AppendValue {
   }
 };
 
-const char* level_name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarn:
-      return "warn";
-    case LogLevel::kError:
-      return "error";
-  }
-  return "error";
-}
-
 std::string status_text(const Status& status) {
   std::string text(absl::StatusCodeToString(status.code()));
   if (!status.ok()) text += ": " + message_of(status);
@@ -117,12 +100,6 @@ std::string status_text(const Status& status) {
 }
 
 }  // namespace
-
-StatusOr<LogLevel> parse_log_level(std::string_view text, std::string_view field) {
-  for (LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarn, LogLevel::kError})
-    if (text == level_name(level)) return level;
-  return invalid_field(field, "must be debug, info, warn or error");
-}
 
 LogField::LogField(std::string_view k, const Status& v) : key(k), value(status_text(v)) {}
 
@@ -137,10 +114,8 @@ void log_identity(std::string_view role, std::string_view name, Incarnation inca
   identity_fields() = fields;
 }
 
-void log_threshold(LogLevel level) { threshold.store(level, std::memory_order_relaxed); }
-bool log_enabled(LogLevel level) { return level >= threshold.load(std::memory_order_relaxed); }
-
-std::string format_log_line(LogLevel level, std::string_view message, std::span<const LogField> fields) {
+std::string format_log_line(LogModule module, LogLevel level, std::string_view message,
+                            std::span<const LogField> fields) {
   const int64_t ms = wall_now_ms();
   const time_t seconds = static_cast<time_t>(ms / 1000);
   tm utc{};
@@ -152,7 +127,9 @@ std::string format_log_line(LogLevel level, std::string_view message, std::span<
   std::string line = "{\"ts\":\"";
   line += stamp;
   line += "\",\"level\":\"";
-  line += level_name(level);
+  line += log_level_name(level);
+  line += "\",\"module\":\"";
+  line += log_module_name(module);
   line += '"';
   {
     std::lock_guard lock(identity_mutex);
@@ -169,9 +146,9 @@ std::string format_log_line(LogLevel level, std::string_view message, std::span<
   return line;
 }
 
-void log(LogLevel level, std::string_view message, std::span<const LogField> fields) {
-  if (!log_enabled(level)) return;
-  logger().log(spdlog::level::info, spdlog::string_view_t(format_log_line(level, message, fields)));
+void log(LogModule module, LogLevel level, std::string_view message, std::span<const LogField> fields) {
+  if (!log_enabled(module, level)) return;
+  logger().log(spdlog::level::info, spdlog::string_view_t(format_log_line(module, level, message, fields)));
 }
 
 }  // namespace conclave

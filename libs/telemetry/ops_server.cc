@@ -4,6 +4,7 @@
 
 #include "libs/base/json_escape.h"
 #include "libs/http/http_server.h"
+#include "libs/telemetry/log_levels.h"
 
 namespace conclave {
 namespace {
@@ -26,6 +27,7 @@ class OpsServerImpl : public OpsServer {
 
  private:
   http::Response answer(const http::Request& request) {
+    if (request.path == "/debug/log" && request.method == "PUT") return change_log(request);
     if (request.method != "GET" && request.method != "HEAD")
       return {405, "application/json", {{"allow", "GET, HEAD"}}, "{\"error\":\"only GET and HEAD\"}\n"};
     if (request.path == "/metrics")
@@ -43,10 +45,39 @@ class OpsServerImpl : public OpsServer {
               {},
               (hooks_.startup ? hooks_.startup->json() : "{\"done\":true}") + "\n"};
     }
+    if (request.path == "/debug/log") return {200, "application/json", {}, log_levels_json() + "\n"};
+    if (request.path == "/debug/process" && hooks_.report)
+      return {200, "application/json", {}, hooks_.report() + "\n"};
     return {404,
             "application/json",
             {},
-            "{\"error\":\"unknown path; there are /metrics /livez /readyz /startupz\"}\n"};
+            "{\"error\":\"unknown path; there are /metrics /livez /readyz /startupz /debug/log "
+            "/debug/process\"}\n"};
+  }
+
+  http::Response change_log(const http::Request& request) const {
+    // A page from elsewhere may make a browser send requests here; it says so.
+    if (!request.header("origin").empty() || request.header("sec-fetch-site") == "cross-site")
+      return refused(403, "", "log levels are not for browsers");
+    if (!request.from_loopback && !hooks_.remote_changes)
+      return refused(
+          403, "logging.remote_changes",
+          "log levels are changed from this host only, unless logging.remote_changes says otherwise");
+    const auto change = parse_log_change(request.query);
+    if (!change.ok()) return refused(400, field_of(change.status()), message_of(change.status()));
+    change_log_level(*change);
+    log_info(LogModule::kService, "log level changed",
+             {{"changed", change->module ? log_module_name(*change->module) : "all"},
+              {"to", change->level ? log_level_name(*change->level) : "default"},
+              {"for_s", static_cast<double>(change->lasts) / kSecond}});
+    return {200, "application/json", {}, log_levels_json() + "\n"};
+  }
+
+  static http::Response refused(int status, const std::string& field, const std::string& message) {
+    return {status,
+            "application/json",
+            {},
+            "{\"error\":" + json_quoted(message) + ",\"field\":" + json_quoted(field) + "}\n"};
   }
 
   static http::Response check(const std::string& what, const std::function<Readiness()>& ask) {

@@ -1,5 +1,5 @@
-// The operations endpoint of a service: /metrics, /livez, /readyz, /startupz, on a port and a thread of its
-// own, so that a busy or draining service still answers.
+// The operations endpoint of a service: /metrics, /livez, /readyz, /startupz, /debug/log and /debug/process,
+// on a port and a thread of its own, so that a busy or draining service still answers.
 #pragma once
 
 #include <cstdint>
@@ -63,6 +63,8 @@ class OpsServer {
     std::function<Readiness()> liveness;       // the same for /livez; none: it lives as long as it answers
     const MetricsRegistry* metrics = nullptr;  // outlives the server
     StartupProgress* startup = nullptr;        // outlives the server; null: /startupz says done
+    std::function<std::string()> report;       // of /debug/process, JSON; none: 404
+    bool remote_changes = false;               // log levels may be changed from other hosts than this one
   };
 
   // `listen` is "host:port"; port 0 takes a free one. A port in use or a bad address is a one-line status.

@@ -67,10 +67,10 @@ struct ProgressWatch::Impl {
       if (is_stalled) found.push_back({part.what, part.detail, time, part.threads});
       if (is_stalled == std::exchange(part.stalled, is_stalled)) continue;
       if (is_stalled) {
-        log_error("no progress",
+        log_error(LogModule::kService, "no progress",
                   {{"part", part.what}, {"detail", part.detail}, {"stalled_ms", time / kMillisecond}});
       } else {
-        log_info("progress again", {{"part", part.what}});
+        log_info(LogModule::kService, "progress again", {{"part", part.what}});
       }
     }
     std::lock_guard lock(mutex);

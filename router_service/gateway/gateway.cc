@@ -335,6 +335,7 @@ Status Gateway::prepare(Work& work) const {
   accepted.prompt = std::move(encoded->tokens);
   accepted.time_left = deadline - steady_now();  // waiting and tokenizing count too
   if (accepted.time_left <= 0) return late;
+  if (options_.on_submit) options_.on_submit(request.origin, accepted);
   // The place is the generation's from here on: it may end with the first token, at once.
   std::exchange(work.place, nullptr)->correct(accepted.prompt.size());
   work.generation->submit(std::move(accepted), std::move(choices), std::move(echoed));

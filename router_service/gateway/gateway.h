@@ -38,6 +38,8 @@ struct GatewayOptions {
   Nanos unready_grace = 10 * kSecond;
   uint32_t max_timelines = 256;  // of followed requests, open or ended
   Generation::Limits stream;
+  // Hears of each request on its way to the scheduler, for logs; on a thread for texts. May be null.
+  std::function<void(const Origin&, const AcceptedRequest&)> on_submit;
 };
 
 struct GatewayCounts {

@@ -222,7 +222,8 @@ class HttpFrontImpl : public HttpFront {
     }
     for (const std::string& name : parsed->unknown)
       if (unknown_fields_(name))
-        log_warn("requests have a field that nobody here knows; it is ignored", {{"field", name}});
+        log_warn(LogModule::kRequests, "requests have a field that nobody here knows; it is ignored",
+                 {{"field", name}});
     gateway::GenerateRequest& wanted = parsed->generate;
     wanted.origin = call.visit->origin(call.visit);
     if (call.timeout) wanted.time_left = std::min(*call.timeout, wanted.time_left.value_or(*call.timeout));

@@ -120,7 +120,7 @@ Actions SchedulerCore::on_event(Event event, TimePoint now) {
 Actions SchedulerCore::plan(TimePoint now) {
   CONCLAVE_CHECK(now >= last_now_);
   last_now_ = now;
-  advance_drains();
+  advance_drains(now);
   admit(now);
   if (std::exchange(all_due_, false)) {
     for (const auto& [incarnation, worker] : workers_) due_.push_back(incarnation);
@@ -159,6 +159,7 @@ std::optional<BatchPlan> SchedulerCore::plan_worker(WorkerPlanner& worker, const
     Choice* choice = requests_.find(id);
     ++choice->preemptions;
     ++counters_.sequences_preempted;
+    events_.add("preempted", member.hello.name, "a sequence gave its pages to a more important one", now);
     mark(*choice->request, TimelineMarkKind::kPreempted, choice->index);
     requests_.set_waiting(*choice);
   }
@@ -232,7 +233,7 @@ void SchedulerCore::handle(Submit& event, TimePoint now) {
   const bool incomplete = misses_logprobs(event.request);
   Request& request = requests_.add(std::move(event.request), event.gateway, now);
   request.checked = model.has_value();
-  request.holder = gateways_.at(event.gateway).incarnation;
+  request.holder = gateways_.at(event.gateway).hello.incarnation;
   request.incomplete = incomplete;
   if (request.accepted.trace.followed && !request.ended()) {
     request.timeline = timelines_.open(id, request.accepted.trace, request.prompt_tokens(), now);
@@ -268,7 +269,7 @@ void SchedulerCore::reattach(Request& request, Submit& event) {
     emit(ReplySubmit{event.gateway, request.id(), invalid_field("id", "another request has this id")});
     return;
   }
-  const Incarnation holder = gateways_.at(event.gateway).incarnation;
+  const Incarnation holder = gateways_.at(event.gateway).hello.incarnation;
   if (request.resumable() && request.gateway && request.holder != holder) {
     ++counters_.requests_refused_invalid;
     emit(ReplySubmit{event.gateway, request.id(), failed_precondition("another router has taken it over")});

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "libs/model/plan.h"
+#include "scheduler/core/event_log.h"
 #include "scheduler/core/events.h"
 #include "scheduler/core/membership.h"
 #include "scheduler/core/options.h"
@@ -86,7 +87,7 @@ class SchedulerCore {
   void on_heartbeat(Member& member, const Heartbeat& heartbeat);
   void start_drain(Member& member, TimePoint now);
   // Moves what draining workers run to others, and tells those that have nothing left.
-  void advance_drains();
+  void advance_drains(TimePoint now);
   // What no other worker can hold stays and runs to its end.
   void move_off(Incarnation from, WorkerPlanner& worker);
   // Takes a worker's pool (nothing, once it is gone) into the gauges.
@@ -94,6 +95,7 @@ class SchedulerCore {
   bool takes_new_work(Incarnation worker);
   void forgive_own_stall(TimePoint now);
   void run_timers(TimePoint now);
+  void tell_suspicions(TimePoint now);
 
   // Notes for whoever looks at the request's timeline; nothing where it is not followed.
   void mark(const Request& request, TimelineMarkKind kind, uint32_t choice = 0, std::string_view detail = {});
@@ -172,7 +174,11 @@ class SchedulerCore {
   RequestTable requests_;
   TimelineBook timelines_;
   std::map<Incarnation, WorkerPlanner> workers_;
-  std::map<SessionId, Hello> gateways_;
+  struct GatewayMember {
+    Hello hello;
+    TimePoint joined = 0;
+  };
+  std::map<SessionId, GatewayMember> gateways_;
   uint64_t next_seq_ = 1;
   uint32_t largest_pool_ = 0;  // blocks of the largest worker ever seen
   FleetInfo fleet_;
@@ -196,6 +202,7 @@ class SchedulerCore {
     uint64_t total = 0, used = 0, cached = 0, promised = 0, evictions = 0;
   };
   std::map<Incarnation, PoolSum> shown_;
+  EventLog events_;
   Actions actions_;
 };
 

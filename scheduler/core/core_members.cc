@@ -13,6 +13,14 @@ namespace {
 // Gateways hear of weights being read in steps of at least so much.
 constexpr uint32_t kLoadedStep = 10;
 
+void show_process(const Hello& hello, TimePoint joined, MemberSnapshot& entry) {
+  entry.ops_address = hello.ops_address;
+  entry.version = hello.version;
+  entry.numerics_id = hello.numerics_id;
+  entry.threads = hello.threads;
+  entry.joined = joined;
+}
+
 }  // namespace
 
 uint64_t ShardSet::follow(const PlacementTable& active) {
@@ -87,6 +95,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   }
   if (Status status = members_.check(hello); !status.ok()) {
     ++counters_.members_refused;
+    events_.add("refused", hello.name, message_of(status), now);
     emit(SendMember{session, Refusal{status.code(), message_of(status)}});
     emit(CloseMember{session, status});
     return;
@@ -96,6 +105,8 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   const Hello& info = member.hello;
   if (first) placement_.set_model(info.num_layers, info.num_experts);
   ++counters_.members_joined;
+  events_.add("joined", info.name, info.role == Role::kExpert ? "an expert shard" : "an attention worker",
+              now);
   show_members();
   emit(SendMember{session, welcome()});
   if (info.role == Role::kExpert) {
@@ -136,6 +147,7 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   all_due_ = true;
   if (member->draining && !member->drained) --draining_;
   ++counters_.members_lost;
+  events_.add("lost", hello.name, message_of(cause), now);
   members_.remove(session);
   show_members();
   if (close) {
@@ -148,12 +160,17 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
     return;
   }
   // Its sequences go back to their places in the queue with everything generated so far.
+  uint64_t replayed = 0;
   for (Choice* choice : requests_.running_on(hello.incarnation)) {
     if (faults_.forget_lost_worker) break;
     mark(*choice->request, TimelineMarkKind::kReplayed, choice->index, hello.name + " was lost");
     requests_.set_waiting(*choice);
-    ++counters_.sequences_replayed;
+    ++replayed;
   }
+  counters_.sequences_replayed += replayed;
+  if (replayed > 0)
+    events_.add("replay", hello.name, std::to_string(replayed) + " sequences are computed again elsewhere",
+                now);
   workers_.erase(hello.incarnation);
   retired_at_.erase(hello.incarnation);
   epochs_changed_ = true;
@@ -165,7 +182,7 @@ void SchedulerCore::handle(MemberLost& event, TimePoint now) {
   lose_member(event.session, event.cause, false, now);
 }
 
-void SchedulerCore::handle(GatewayJoined& event, TimePoint) {
+void SchedulerCore::handle(GatewayJoined& event, TimePoint now) {
   Status status = members_.check_gateway(event.hello);
   if (status.ok() && gateways_.size() >= options_.max_gateways) {
     status =
@@ -173,16 +190,21 @@ void SchedulerCore::handle(GatewayJoined& event, TimePoint) {
   }
   if (!status.ok()) {
     ++counters_.members_refused;
+    events_.add("refused", event.hello.name, message_of(status), now);
     emit(CloseGateway{event.session, status});
     return;
   }
-  gateways_.emplace(event.session, std::move(event.hello));
+  if (event.hello.incarnation) events_.add("joined", event.hello.name, "a router", now);
+  gateways_.emplace(event.session, GatewayMember{std::move(event.hello), now});
   emit(SendWelcome{event.session, welcome()});
   emit(SendFleet{event.session, fleet_});
 }
 
 void SchedulerCore::handle(GatewayLost& event, TimePoint now) {
-  if (gateways_.erase(event.session) == 0) return;
+  const auto gone = gateways_.extract(event.session);
+  if (gone.empty()) return;
+  if (gone.mapped().hello.incarnation)
+    events_.add("lost", gone.mapped().hello.name, message_of(event.cause), now);
   for (Request* request : requests_.of_gateway(event.session)) {
     mark(*request, TimelineMarkKind::kDetached);
     requests_.detach(*request, grace_from(now));
@@ -210,12 +232,13 @@ void SchedulerCore::start_drain(Member& member, TimePoint now) {
   member.draining = true;
   if (member.hello.role == Role::kExpert) placement_.shard_leaving(member.hello.incarnation, now);
   emit(Note{"draining", member.hello.name});
+  events_.add("draining", member.hello.name, "", now);
   all_due_ = true;
   ++draining_;
   ++counters_.members_drained;
 }
 
-void SchedulerCore::advance_drains() {
+void SchedulerCore::advance_drains(TimePoint now) {
   if (draining_ == 0) return;
   for (auto& [session, member] : members_.members()) {
     if (!member.draining || member.drained) continue;
@@ -224,11 +247,12 @@ void SchedulerCore::advance_drains() {
       if (worker->second.running() > 0) move_off(member.hello.incarnation, worker->second);
       if (!worker->second.idle()) continue;
       emit(Note{"drained", member.hello.name});
+      events_.add("drained", member.hello.name, "", now);
     } else {
       if (!placement_.free_to_go(member.hello.incarnation)) continue;
-      const bool last = placement_.last_to_go();
-      emit(Note{"drained",
-                member.hello.name + (last ? ", though no shard is left that could take over" : "")});
+      const std::string last = placement_.last_to_go() ? "though no shard is left that could take over" : "";
+      emit(Note{"drained", member.hello.name + (last.empty() ? "" : ", " + last)});
+      events_.add("drained", member.hello.name, last, now);
     }
     member.drained = true;
     --draining_;
@@ -268,11 +292,16 @@ void SchedulerCore::forgive_own_stall(TimePoint now) {
   for (auto& [incarnation, worker] : workers_) worker.forgive(now);
   forgive_stalls(late);
   ++counters_.stalls_forgiven;
+  events_.add("late", "",
+              "this scheduler was late by " + std::to_string(late / kSecond) + " s; leases were extended",
+              now);
 }
 
 void SchedulerCore::run_timers(TimePoint now) {
   std::vector<DeadMember> dead;
-  counters_.members_suspected += members_.check_leases(now, dead);
+  const uint32_t suspects = members_.check_leases(now, dead);
+  counters_.members_suspected += suspects;
+  if (suspects > 0) tell_suspicions(now);
   const auto also_dead = [&](Incarnation incarnation, const std::string& what, uint32_t limit_ms) {
     const Member* member = members_.find(incarnation);
     if (member == nullptr) return;
@@ -345,7 +374,7 @@ void SchedulerCore::update_fleet() {
       info.shard_set == fleet_.shard_set && !progressed)
     return;
   fleet_ = std::move(info);
-  for (const auto& [session, hello] : gateways_) emit(SendFleet{session, fleet_});
+  for (const auto& [session, gateway] : gateways_) emit(SendFleet{session, fleet_});
 }
 
 Welcome SchedulerCore::welcome() const {
@@ -368,6 +397,9 @@ StatusSnapshot SchedulerCore::status() const {
     snapshot.layers = model->num_layers;
     snapshot.experts = model->num_experts;
   }
+  for (const uint32_t stalled : counters_.requests_stalled) snapshot.requests_stalled += stalled;
+  snapshot.events.assign(events_.entries().begin(), events_.entries().end());
+  snapshot.now = last_now_;
   std::map<Incarnation, ShardFigures> figures = placement_.figures(last_now_);
   for (const auto& [session, member] : members_.all()) {
     MemberSnapshot entry;
@@ -375,6 +407,7 @@ StatusSnapshot SchedulerCore::status() const {
     entry.name = member.hello.name;
     entry.incarnation = member.hello.incarnation;
     entry.state = "ready";
+    show_process(member.hello, member.joined, entry);
     if (const auto it = workers_.find(member.hello.incarnation); it != workers_.end()) {
       entry.kv_blocks_total = it->second.pool().total();
       entry.kv_blocks_used = it->second.pool().used();
@@ -389,9 +422,11 @@ StatusSnapshot SchedulerCore::status() const {
     if (member.suspect) entry.state = "suspect";
     snapshot.members.push_back(std::move(entry));
   }
-  for (const auto& [session, hello] : gateways_) {
+  for (const auto& [session, gateway] : gateways_) {
+    const Hello& hello = gateway.hello;
     if (!hello.incarnation) continue;  // in-process: no process of its own to show
     MemberSnapshot entry;
+    show_process(hello, gateway.joined, entry);
     entry.role = Role::kRouter;
     entry.name = hello.name;
     entry.incarnation = hello.incarnation;

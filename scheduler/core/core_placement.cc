@@ -50,8 +50,10 @@ void SchedulerCore::publish(PlacementOut& out, TimePoint now) {
     emit(SendMember{session, PlacementUpdate{table, out.urgent, out.what == What::kRelease}});
   }
   if (!out.note.empty()) {
-    emit(Note{out.what == What::kPrepare ? "preparing a placement" : "placement in use",
-              "epoch " + std::to_string(table.epoch().value) + ": " + out.note});
+    const std::string what = out.what == What::kPrepare ? "preparing a placement" : "placement in use";
+    const std::string epoch = "epoch " + std::to_string(table.epoch().value) + ": " + out.note;
+    events_.add("placement", "", (out.what == What::kPrepare ? "preparing " : "in use: ") + epoch, now);
+    emit(Note{what, epoch});
   }
 }
 

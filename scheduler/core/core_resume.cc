@@ -52,7 +52,7 @@ bool SchedulerCore::may_cancel(const Request& request, SessionId gateway) const 
   if (request.gateway) return request.gateway == gateway;
   // Its last holder may have come back on another connection.
   const auto it = gateways_.find(gateway);
-  return it != gateways_.end() && it->second.incarnation == request.holder;
+  return it != gateways_.end() && it->second.hello.incarnation == request.holder;
 }
 
 Status SchedulerCore::check_adoptable(const Request& request) const {
@@ -93,7 +93,7 @@ void SchedulerCore::handle(Adopt& event, TimePoint now) {
   ++counters_.requests_adopted;
   mark(*request, TimelineMarkKind::kAdopted);
   if (request->gateway && request->gateway != event.gateway) take_from_gateway(*request);
-  requests_.attach(*request, event.gateway, gateway->second.incarnation);
+  requests_.attach(*request, event.gateway, gateway->second.hello.incarnation);
   request->prompt_sent = 0;
   request->cached_sent = false;
   auto adopted = std::make_shared<AdoptedRequest>();

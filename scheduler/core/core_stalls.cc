@@ -1,7 +1,9 @@
 // Requests that make no progress: which, since when, and what they wait for.
 #include <algorithm>
 #include <string>
+#include <utility>
 
+#include "libs/base/id_text.h"
 #include "scheduler/core/core.h"
 
 namespace conclave::scheduler {
@@ -60,7 +62,18 @@ void SchedulerCore::look_for_stalls(TimePoint now) {
     }
     ++counters_.stalls_reported[static_cast<size_t>(stall->hop)];
     if (++reports > kMaxReports) continue;
+    std::string what = "no progress, hop " + std::string(stall_hop_name(stall->hop));
+    if (!stall->detail.empty()) what += ": " + stall->detail;
+    events_.add("stall", id_text(request->id()), what, now);
     emit(ReportStall{request->id(), stall->hop, std::move(stall->detail), stall->time});
+  }
+}
+
+// Once for each time a lease was not renewed.
+void SchedulerCore::tell_suspicions(TimePoint now) {
+  for (auto& [session, member] : members_.members()) {
+    if (!member.suspect || std::exchange(member.suspicion_told, true)) continue;
+    events_.add("suspect", member.hello.name, "did not renew its lease; it gets no new work", now);
   }
 }
 

@@ -131,6 +131,7 @@ Member& Membership::add(SessionId session, Hello hello, TimePoint now) {
   Member member;
   member.session = session;
   member.hello = std::move(hello);
+  member.joined = now;
   member.last_heard = now;
   const auto [it, fresh] = members_.emplace(session, std::move(member));
   CONCLAVE_CHECK(fresh);
@@ -171,6 +172,7 @@ void Membership::heard(Member& member, TimePoint now) {
   if (member.suspect) next_timer_ = 0;
   member.last_heard = now;
   member.suspect = false;
+  member.suspicion_told = false;
 }
 
 void Membership::trouble(Member& shard, const std::string& cause, TimePoint now) {

@@ -29,8 +29,10 @@ struct FleetModel {
 struct Member {
   SessionId session;
   Hello hello;
+  TimePoint joined = 0;
   TimePoint last_heard = 0;
   bool suspect = false;
+  bool suspicion_told = false;   // it is in the list of events
   bool draining = false;         // gets nothing new; for the rest of its membership
   bool drained = false;          // and has been told that nothing is left
   Epoch epoch_in_use;            // from heartbeats

@@ -10,6 +10,7 @@
 #include "libs/base/ids.h"
 #include "libs/base/time_histogram.h"
 #include "libs/model/membership.h"
+#include "scheduler/core/event_log.h"
 #include "scheduler/core/stall_hop.h"
 
 namespace conclave::scheduler {
@@ -34,19 +35,11 @@ struct MemberSnapshot {
   uint32_t kv_blocks_cached = 0;
   uint32_t sequences = 0;
   ShardFigures shard;  // expert shards
-};
-
-struct StatusSnapshot {
-  Incarnation scheduler;
-  FleetInfo fleet;
-  Epoch epoch;  // the placement at the workers
-  uint32_t requests_waiting = 0;
-  uint32_t requests_running = 0;
-  std::vector<MemberSnapshot> members;
-  uint32_t layers = 0;
-  uint32_t experts = 0;   // of each layer
-  Epoch preparing_epoch;  // of the placement that shards prepare; 0: none
-  double busiest = 0;     // load of the busiest shard over the mean; 0: nothing is measured
+  std::string ops_address;
+  std::string version;
+  std::string numerics_id;
+  uint32_t threads = 0;
+  TimePoint joined = 0;
 };
 
 // What is known of experts: of one layer, or of all from 0 on.
@@ -179,6 +172,23 @@ struct SchedulerMetrics {
   uint64_t kv_blocks_used = 0;
   uint64_t kv_blocks_cached = 0;    // kept for requests that begin alike; given up when room is needed
   uint64_t kv_blocks_reserved = 0;  // promised to running sequences, not yet given
+};
+
+struct StatusSnapshot {
+  Incarnation scheduler;
+  FleetInfo fleet;
+  Epoch epoch;  // the placement at the workers
+  uint32_t requests_waiting = 0;
+  uint32_t requests_running = 0;
+  std::vector<MemberSnapshot> members;
+  uint32_t layers = 0;
+  uint32_t experts = 0;   // of each layer
+  Epoch preparing_epoch;  // of the placement that shards prepare; 0: none
+  double busiest = 0;     // load of the busiest shard over the mean; 0: nothing is measured
+  uint32_t requests_stalled = 0;
+  std::vector<ClusterEvent> events;  // the oldest first
+  TimePoint now = 0;                 // of the clock that the times above are of
+  SchedulerMetrics totals;           // filled in by the loop
 };
 
 }  // namespace conclave::scheduler

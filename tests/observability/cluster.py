@@ -62,11 +62,12 @@ class Processes:
             for log in sorted(self.directory.glob("*.log")):
                 print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:]))
 
-    def spawn(self, name, arguments):
+    def spawn(self, name, arguments, before=None):
+        """`before` runs in the child before the program."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CONCLAVE_")}
         with open(self.directory / f"{name}.log", "wb") as log:
             self.running[name] = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log,
-                                                  stderr=subprocess.STDOUT, env=environment)
+                                                  stderr=subprocess.STDOUT, env=environment, preexec_fn=before)
 
     def log(self, name):
         return (self.directory / f"{name}.log").read_text(errors="replace")
@@ -77,28 +78,35 @@ class Processes:
 
 
 class Cluster(Processes):
-    def __init__(self, binaries, model, directory, shards=2):
+    def __init__(self, binaries, model, directory, shards=2, workers=1, settings=()):
         super().__init__(directory)
+        self.settings = [word for setting in settings for word in ("--set", setting)]
         self.binaries = pathlib.Path(binaries)
         self.model = str(model)
-        self.names = ["scheduler", *(f"expert-{i}" for i in range(shards)), "attention-0", "router"]
+        self.names = ["scheduler", *(f"expert-{i}" for i in range(shards)),
+                      *(f"attention-{i}" for i in range(workers)), "router"]
 
     def start(self, limit=60):
         for name in self.names:
-            role = name.split("-")[0]
-            arguments = [str(self.binaries / f"conclave-{role}"), "--ready-file", str(self.ready_file(name)),
-                         "--ops-listen", "127.0.0.1:0"]
-            if role == "scheduler":
-                arguments += ["--listen", "127.0.0.1:0"]
-            else:
-                arguments += ["--model", self.model, "--scheduler", self.address("scheduler", "grpc")]
-            if role == "router":
-                arguments += ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0",
-                              "--admin-listen", "127.0.0.1:0"]
-            if role in ("expert", "attention"):
-                arguments += ["--name", name, "--threads", "1"]
-            self.spawn(name, arguments)
+            self.start_one(name)
         eventually(lambda: get(self.ops("router"), "/readyz")[0] == 200, limit, "a ready router")
+
+    def start_one(self, name, *more, listen="127.0.0.1:0", ops_listen="127.0.0.1:0", threads=1, before=None):
+        """Starts a process of the role that its name begins with; `listen` is the scheduler's."""
+        role = name.split("-")[0]
+        self.ready_file(name).unlink(missing_ok=True)
+        arguments = [str(self.binaries / f"conclave-{role}"), "--ready-file", str(self.ready_file(name)),
+                     "--ops-listen", ops_listen]
+        if role == "scheduler":
+            arguments += ["--listen", listen]
+        else:
+            arguments += ["--model", self.model, "--scheduler", self.address("scheduler", "grpc")]
+        if role == "router":
+            arguments += ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0",
+                          "--admin-listen", "127.0.0.1:0"]
+        if role in ("expert", "attention"):
+            arguments += ["--name", name, "--threads", str(threads)]
+        self.spawn(name, arguments + self.settings + list(more), before)
 
     def ready_file(self, name):
         return self.directory / f"{name}.ready"

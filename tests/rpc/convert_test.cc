@@ -85,6 +85,8 @@ class Maker {
     h.num_experts = u(300);
     h.max_positions = u(1000000);
     h.vocab_size = u(300000);
+    h.ops_address = text();
+    h.version = text();
     return h;
   }
   BatchPlan plan() {
@@ -256,6 +258,8 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     EXPECT_EQ(hello2.expert_bytes, hello.expert_bytes);
     EXPECT_EQ(hello2.role, hello.role);
     EXPECT_EQ(hello2.vocab_size, hello.vocab_size);
+    EXPECT_EQ(hello2.ops_address, hello.ops_address);
+    EXPECT_EQ(hello2.version, hello.version);
 
     const BatchPlan plan = make.plan();
     const BatchPlan plan2 = round_trip<pb::BatchPlan>(plan);
