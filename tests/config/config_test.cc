@@ -187,7 +187,7 @@ TEST(ConfigTest, WrittenYamlReadsBackEqualForEveryKey) {
   size_t moved = 0;
   for (const ConfigField& field : config_fields(changed)) {
     const std::string before = field.get();
-    for (const char* candidate : {"127.0.0.1:1234", "f32", "loopback", "debug", "true", "false", "7", "4096",
+    for (const char* candidate : {"127.0.0.1:1234", "f32", "loopback", "debug", "true", "false", "7", "0.5", "4096",
                                   "a=2", "77777", "5MiB", "a \"quoted\\ path: # x"}) {
       if (field.set(candidate).ok() && field.get() != before) break;
     }
