@@ -63,7 +63,7 @@ TEST(PromText, AProcessThatStartedAnewIsCountedFromZero) {
 
 TEST(PromText, WhatIsNotUnderstoodIsNothing) {
   const std::string name(kName);
-  for (const std::string page :
+  for (const std::string& page :
        {std::string(), std::string("# HELP"), name, name + "_bucket{", name + "_bucket{}",
         name + "_bucket{} 1", name + "_bucket{le=\"1\"} x", name + "_bucket{le=\"1\"} 3",  // no +Inf
         name + "_bucket{le=\"x\"} 3\n" + name + "_bucket{le=\"+Inf\"} nan",

@@ -118,7 +118,9 @@ std::string plain(const std::vector<PageLine>& page) {
 void check(const StatusView& view, PageSize size) {
   const std::vector<PageLine> page = render_status(view, size);
   ASSERT_FALSE(page.empty());
-  if (size.height > 0) ASSERT_LE(page.size(), std::max(size.height, kMinHeight));
+  if (size.height > 0) {
+    ASSERT_LE(page.size(), std::max(size.height, kMinHeight));
+  }
   for (const PageLine& line : page) {
     const std::string text = line_text(line, false);
     ASSERT_LE(text.size(), std::max(size.width, kMinWidth)) << text;
@@ -307,7 +309,9 @@ TEST(StatusJson, IsOneObjectWhateverTheFigures) {
     if (error) continue;
     ASSERT_TRUE(parsed.is_object());
     EXPECT_EQ(parsed.at("reachable").as_bool(), view.reachable);
-    if (view.reachable) EXPECT_EQ(parsed.at("members").as_array().size(), view.members.size());
+    if (view.reachable) {
+      EXPECT_EQ(parsed.at("members").as_array().size(), view.members.size());
+    }
   }
   const auto parsed = boost::json::parse(status_json(quiet_cluster()));
   EXPECT_EQ(parsed.at("requests_running").to_number<int>(), 12);
