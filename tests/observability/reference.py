@@ -24,7 +24,7 @@ made by clients. Alerts and dashboards: `deploy/prometheus`, `deploy/grafana`; w
 
 Nothing has a series for each expert of each layer: shards and the scheduler show a few figures a layer and the busiest experts;
 `conclave experts` shows the whole matrix. Series of one link or shard carry its incarnation as `member` (its name is in
-`conclave_scheduler_member_info`) and go when it leaves. A scrape of a shard of 62 layers of 256 experts has about 45 kB and takes
+`conclave_scheduler_member_info`) and go when it leaves. A scrape of a shard of 62 layers of 256 experts has about 48 kB and takes
 about a millisecond. One request's own times: [timelines.md](timelines.md).
 
 ## The Gateway API Inference Extension
