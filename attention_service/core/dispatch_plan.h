@@ -1,8 +1,7 @@
-// Routing + PlacementTable -> one dispatch per shard. Pure.
+// Routing + PlacementTable -> one dispatch per shard. Equal arguments give equal plans.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -45,11 +44,46 @@ enum class HomeUse : uint8_t {
 inline constexpr uint64_t kExpertVisitCost = 8;  // of reading an expert's weights once, in rows
 inline constexpr uint32_t kMaxUnsplitRows = 32;
 
-// `pairs` ascending by (token, slot); `ids` is tokens x top_k, the gate's choice. An expert goes to its first
-// usable home, so that it stays where its weights were read last, unless another has less to do by more than
-// a visit costs. `load` holds what each shard has to do, in rows, and is advanced.
-DispatchPlan plan_dispatch(const PlacementTable& placement, uint32_t layer,
+// Keeps its memory from call to call: planning is part of every layer. One thread at a time.
+class DispatchPlanner {
+ public:
+  // `pairs` ascending by (token, slot); `ids` is tokens x top_k, the gate's choice. An expert goes to its
+  // first usable home, so that it stays where its weights were read last, unless another has less to do by
+  // more than a visit costs. `use` and `load` are by the placement's shards: whether each may be asked, and
+  // what it has to do, in rows, which is advanced. The plan is valid until the next call.
+  const DispatchPlan& plan(const PlacementTable& placement, uint32_t layer,
                            std::span<const DispatchPair> pairs, std::span<const uint16_t> ids, uint32_t top_k,
-                           const std::function<HomeUse(uint16_t)>& usable, std::vector<uint64_t>& load);
+                           std::span<const HomeUse> use, std::span<uint64_t> load);
+
+ private:
+  // Where rows of one expert go, in the order of its rows.
+  struct Part {
+    uint16_t home = 0;
+    uint32_t rows = 0;
+  };
+  // Homes and parts are runs of homes_ and parts_.
+  struct ExpertRows {
+    uint16_t expert = 0;
+    uint32_t rows = 0;
+    size_t homes_begin = 0, homes_end = 0;  // that may be asked
+    size_t part = 0, parts_end = 0;         // the one that takes the next row
+  };
+
+  void find_homes(const PlacementTable& placement, uint32_t layer, ExpertRows& expert,
+                  std::span<const HomeUse> use);
+  void choose_home(ExpertRows& expert, std::span<uint64_t> load);
+  void spread(ExpertRows& expert, std::span<uint64_t> load);
+  void give(uint16_t home, DispatchPair pair, uint16_t expert);
+
+  DispatchPlan plan_;
+  std::vector<ShardWork> spare_;  // of plans before, for their memory
+  std::vector<ExpertRows> experts_;
+  std::vector<int> at_;  // of experts_, by id
+  std::vector<uint32_t> order_;
+  std::vector<uint16_t> homes_;
+  std::vector<Part> parts_;
+  std::vector<uint16_t> sorted_;
+  std::vector<int> work_of_;  // by shard
+};
 
 }  // namespace conclave

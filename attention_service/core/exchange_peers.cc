@@ -236,6 +236,7 @@ void ExpertExchange::note_latency(Incarnation shard, Nanos latency, uint64_t ite
 void ExpertExchange::handle(TransportEvent& event) {
   if (auto* combine = std::get_if<TransportEvent::Combine>(&event.what)) {
     on_combine(event.peer, combine->batch);
+    transport_.recycle(std::move(combine->batch));
   } else if (std::holds_alternative<TransportEvent::PeerUp>(event.what)) {
     on_peer_up(event.peer);
   } else if (auto* down = std::get_if<TransportEvent::PeerDown>(&event.what)) {

@@ -7,6 +7,11 @@
 #include "libs/base/check.h"
 
 namespace conclave {
+namespace {
+
+constexpr size_t kMaxSpareFlights = 1024;  // kept for their memory
+
+}  // namespace
 
 ExpertExchange::ExpertExchange(Executor& executor, ExpertTransport& transport, ExchangeOptions options,
                                uint32_t lanes, uint32_t hidden, RowDtype out_dtype, RowDtype wire_dtype,
@@ -45,12 +50,11 @@ void ExpertExchange::begin(uint32_t index, uint32_t layer, uint32_t tokens, uint
   lane.rows = std::move(rows);
   lane.held.clear();
   lane.tracker.reset(tokens, top_k);
-  std::vector<DispatchPair> pairs;
-  pairs.reserve(ids.size());
+  pairs_.clear();
   for (uint32_t token = 0; token < tokens; ++token) {
-    for (uint32_t slot = 0; slot < top_k; ++slot) pairs.push_back({token, slot});
+    for (uint32_t slot = 0; slot < top_k; ++slot) pairs_.push_back({token, slot});
   }
-  send(index, std::move(pairs), Incarnation(), Avoid::kNone);
+  send(index, pairs_, Incarnation(), Avoid::kNone);
   complete_if_done(index);
 }
 
@@ -70,36 +74,40 @@ void ExpertExchange::abandon(uint32_t index) {
   lane.tracker.release();
 }
 
-void ExpertExchange::send(uint32_t index, std::vector<DispatchPair> pairs, Incarnation avoid, Avoid how) {
+void ExpertExchange::send(uint32_t index, std::span<const DispatchPair> pairs, Incarnation avoid, Avoid how) {
   if (pairs.empty()) return;
   Lane& lane = lanes_[index];
-  std::vector<uint64_t> load;
+  use_.clear();
+  load_.clear();
   for (const ShardEndpoint& shard : placement_.shards()) {
     const auto it = peers_.find(shard.shard);
-    load.push_back(it == peers_.end() ? 0 : it->second.outstanding_items);
+    load_.push_back(it == peers_.end() ? 0 : it->second.outstanding_items);
+    use_.push_back(how == Avoid::kNone || shard.shard != avoid ? use_of(shard.shard) : HomeUse::kNo);
   }
-  const auto shard_at = [&](uint16_t s) { return placement_.shards()[s].shard; };
-  DispatchPlan plan = plan_dispatch(
-      placement_, lane.layer, pairs, lane.ids, lane.top_k,
-      [&](uint16_t s) {
-        return how == Avoid::kNone || shard_at(s) != avoid ? use_of(shard_at(s)) : HomeUse::kNo;
-      },
-      load);
+  const DispatchPlan& plan = planner_.plan(placement_, lane.layer, pairs, lane.ids, lane.top_k, use_, load_);
+  metrics_.split_experts += plan.split_experts;
+  Status failed = send_plan(index, plan);
   if (how == Avoid::kIfOthers && !plan.homeless.empty()) {
     // Nobody else has these experts: ask the same shard once more.
-    DispatchPlan again = plan_dispatch(
-        placement_, lane.layer, plan.homeless, lane.ids, lane.top_k,
-        [&](uint16_t s) { return shard_at(s) == avoid ? use_of(avoid) : HomeUse::kNo; }, load);
-    for (ShardWork& work : again.work) plan.work.push_back(std::move(work));
-    plan.homeless = std::move(again.homeless);
+    for (size_t s = 0; s < use_.size(); ++s) {
+      const Incarnation shard = placement_.shards()[s].shard;
+      use_[s] = shard == avoid ? use_of(avoid) : HomeUse::kNo;
+    }
+    const std::vector<DispatchPair> homeless = plan.homeless;
+    const DispatchPlan& again =
+        planner_.plan(placement_, lane.layer, homeless, lane.ids, lane.top_k, use_, load_);
+    if (const Status sent = send_plan(index, again); !sent.ok()) failed = sent;
   }
-  metrics_.split_experts += plan.split_experts;
+  hold(index, plan.homeless);
+  if (!failed.ok()) callbacks_.on_failed(index, failed);
+}
+
+Status ExpertExchange::send_plan(uint32_t index, const DispatchPlan& plan) {
   Status failed;
   for (const ShardWork& work : plan.work) {
     if (const Status sent = send_work(index, work); !sent.ok()) failed = sent;
   }
-  hold(index, plan.homeless);
-  if (!failed.ok()) callbacks_.on_failed(index, failed);
+  return failed;
 }
 
 RowBuffer ExpertExchange::gather(const Lane& lane, std::span<const uint32_t> tokens) {
@@ -126,26 +134,18 @@ Status ExpertExchange::send_work(uint32_t index, const ShardWork& work) {
     }
     const uint32_t first = work.begin[row];
     const uint32_t last = work.begin[end];
-    DispatchBatch batch;
+    DispatchBatch& batch = outgoing_;
     batch.id = {transport_.self(), next_seq_++};
     batch.epoch = placement_.epoch();
     batch.layer = lane.layer;
     batch.hidden = hidden_;
     batch.dtype = wire_dtype_;
+    batch.expert_begin.clear();
     for (size_t r = row; r <= end; ++r) batch.expert_begin.push_back(work.begin[r] - first);
     batch.expert_ids.assign(work.expert_ids.begin() + first, work.expert_ids.begin() + last);
     batch.rows = gather(lane, std::span(work.tokens).subspan(row, end - row));
     batch.time_left = deadline_for(shard, last - first, lane.attempt);
-
-    const uint64_t seq = batch.id.seq;
-    Flight flight;
-    flight.lane = index;
-    flight.layer = lane.layer;
-    flight.shard = shard;
-    flight.epoch = placement_.epoch();
-    flight.sent = executor_.now();
-    flight.pairs.assign(work.pairs.begin() + first, work.pairs.begin() + last);
-    flight.round = lane.round;
+    const std::span<const DispatchPair> pairs = std::span(work.pairs).subspan(first, last - first);
     row = end;
 
     // A peer with a queue is out of credits; order does not matter, but fairness does.
@@ -153,27 +153,51 @@ Status ExpertExchange::send_work(uint32_t index, const ShardWork& work) {
         peer.waiting.empty() ? transport_.submit(shard, batch) : resource_exhausted("credits");
     if (!sent.ok() && sent.code() != StatusCode::kResourceExhausted) {
       // UNAVAILABLE: its PeerDown is on the way. Anything else is a wrong batch.
-      hold(index, flight.pairs);
+      batch.rows.reset();
+      hold(index, pairs);
       retry_later(index);
       if (sent.code() != StatusCode::kUnavailable) failed = sent;
       continue;
     }
     ++metrics_.dispatches;
-    metrics_.dispatched_items += flight.pairs.size();
-    flight.deadline =
-        executor_.post_at(flight.sent + batch.time_left, [this, seq, alive = std::weak_ptr(alive_)] {
-          if (!alive.expired()) on_deadline(seq);
-        });
-    peer.outstanding_items += flight.pairs.size();
-    if (timed_ != nullptr) timed_->sent(shard, flight.sent);
-    lane.flights.push_back(seq);
-    flights_.emplace(seq, std::move(flight));
-    if (!sent.ok()) {
+    metrics_.dispatched_items += pairs.size();
+    take_off(index, shard, pairs);
+    if (sent.ok()) {
+      batch.rows.reset();  // the transport holds them as long as it needs them
+    } else {
       ++metrics_.credit_waits;
       peer.waiting.push_back(std::move(batch));
     }
   }
   return failed;
+}
+
+// outgoing_ is on its way, or will be.
+void ExpertExchange::take_off(uint32_t index, Incarnation shard, std::span<const DispatchPair> pairs) {
+  Lane& lane = lanes_[index];
+  const uint64_t seq = outgoing_.id.seq;
+  if (spare_flights_.empty()) {
+    flights_.try_emplace(seq);
+  } else {
+    spare_flights_.back().key() = seq;
+    flights_.insert(std::move(spare_flights_.back()));
+    spare_flights_.pop_back();
+  }
+  Flight& flight = flights_.at(seq);
+  flight.lane = index;
+  flight.layer = lane.layer;
+  flight.shard = shard;
+  flight.epoch = outgoing_.epoch;
+  flight.state = FlightState::kActive;
+  flight.sent = executor_.now();
+  flight.pairs.assign(pairs.begin(), pairs.end());
+  flight.round = lane.round;
+  // Cancelled when the flight is no longer active, at the latest in the destructor. What it holds is small
+  // enough to need no memory of its own.
+  flight.deadline = executor_.post_at(flight.sent + outgoing_.time_left, [this, seq] { on_deadline(seq); });
+  peers_.at(shard).outstanding_items += pairs.size();
+  if (timed_ != nullptr) timed_->sent(shard, flight.sent);
+  lane.flights.push_back(seq);
 }
 
 // Ends a flight's being active: its timer and its share of the peer's load.
@@ -224,7 +248,7 @@ void ExpertExchange::on_deadline(uint64_t seq) {
   std::vector<DispatchPair> open = open_pairs(flight);
   metrics_.retried_items += open.size();
   ++lanes_[lane].attempt;
-  send(lane, std::move(open), shard, Avoid::kIfOthers);
+  send(lane, open, shard, Avoid::kIfOthers);
   if (tell) callbacks_.on_trouble(shard, "a dispatch ran past its deadline");
 }
 
@@ -277,7 +301,7 @@ void ExpertExchange::on_combine(Incarnation peer, const CombineBatch& batch) {
     if (!missing.empty()) {
       metrics_.missing_items += missing.size();
       metrics_.retried_items += missing.size();
-      send(index, std::move(missing), peer, Avoid::kAlways);
+      send(index, missing, peer, Avoid::kAlways);
       if (!lanes_[index].held.empty()) retry_later(index);
     }
   }
@@ -328,7 +352,7 @@ void ExpertExchange::resume(uint32_t index) {
   std::sort(pairs.begin(), pairs.end(), [](DispatchPair a, DispatchPair b) {
     return a.token != b.token ? a.token < b.token : a.slot < b.slot;
   });
-  send(index, std::move(pairs), Incarnation(), Avoid::kNone);
+  send(index, pairs, Incarnation(), Avoid::kNone);
 }
 
 void ExpertExchange::resume_all() {
@@ -357,7 +381,12 @@ void ExpertExchange::forget_flights(uint32_t index) {
       }
       retire(it->second, FlightState::kSuperseded);
     }
-    if (!options_.faults.accept_late) flights_.erase(it);
+    if (options_.faults.accept_late) continue;
+    if (spare_flights_.size() < kMaxSpareFlights) {
+      spare_flights_.push_back(flights_.extract(it));
+    } else {
+      flights_.erase(it);
+    }
   }
   lane.flights.clear();
   if (lane.retry) executor_.cancel(lane.retry);

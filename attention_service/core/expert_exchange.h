@@ -133,8 +133,10 @@ class ExpertExchange {
   enum class Avoid : uint8_t { kNone, kIfOthers, kAlways };
 
   // --- expert_exchange.cc: lanes and flights ---
-  void send(uint32_t lane, std::vector<DispatchPair> pairs, Incarnation avoid, Avoid how);
+  void send(uint32_t lane, std::span<const DispatchPair> pairs, Incarnation avoid, Avoid how);
+  Status send_plan(uint32_t lane, const DispatchPlan& plan);
   Status send_work(uint32_t lane, const ShardWork& work);
+  void take_off(uint32_t lane, Incarnation shard, std::span<const DispatchPair> pairs);
   RowBuffer gather(const Lane& lane, std::span<const uint32_t> tokens);
   void on_deadline(uint64_t seq);
   void on_combine(Incarnation peer, const CombineBatch& batch);
@@ -183,6 +185,14 @@ class ExpertExchange {
   Epoch epoch_floor_;
   std::vector<Lane> lanes_;
   std::unordered_map<uint64_t, Flight> flights_;
+  // Kept from message to message for their memory: a layer allocates nothing here once it has seen its
+  // largest.
+  std::vector<std::unordered_map<uint64_t, Flight>::node_type> spare_flights_;
+  DispatchPlanner planner_;
+  std::vector<DispatchPair> pairs_;
+  std::vector<HomeUse> use_;
+  std::vector<uint64_t> load_;
+  DispatchBatch outgoing_;
   std::unordered_map<Incarnation, Peer> peers_;
   uint64_t next_seq_ = 1;
   uint64_t rounds_ = 0;

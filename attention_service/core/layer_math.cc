@@ -25,7 +25,8 @@ LayerMath::LayerMath(const ModelSpec& spec, const DenseWeights& weights, Precisi
       kv_(kv),
       rope_(spec.head_dim, spec.rotary_dim, spec.rope_theta) {}
 
-void LayerMath::each_row(uint32_t rows, const std::function<void(uint32_t)>& body) {
+template <class Body>
+void LayerMath::each_row(uint32_t rows, const Body& body) {
   constexpr uint32_t kRowsPerTask = 16;
   const auto run = [&](uint32_t task) {
     const uint32_t end = std::min(rows, (task + 1) * kRowsPerTask);

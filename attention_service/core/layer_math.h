@@ -40,7 +40,9 @@ class LayerMath {
   const void* as_input(const float* rows, uint32_t m, uint32_t n);
 
   // body(row) for each row, on the pool when there is work for it.
-  void each_row(uint32_t rows, const std::function<void(uint32_t)>& body);
+  // A template: what it calls may be larger than a std::function keeps inside.
+  template <class Body>
+  void each_row(uint32_t rows, const Body& body);
 
   const ModelSpec& spec_;
   const DenseWeights& weights_;

@@ -16,6 +16,7 @@ void MicroBatch::index_rows() {
 }
 
 uint32_t MicroBatch::drop_rows(uint32_t hidden, const std::function<bool(const Sequence&)>& gone) {
+  if (std::none_of(slices.begin(), slices.end(), [&](const auto& s) { return gone(*s.sequence); })) return 0;
   uint32_t from = 0;
   uint32_t to = 0;
   std::vector<MicroBatchSlice> kept;

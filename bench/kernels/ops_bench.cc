@@ -1,4 +1,5 @@
 // Attention and sampling against the machine's limits.
+#include <cstring>
 #include <vector>
 
 #include "bench/kernels/limits.h"
@@ -71,6 +72,23 @@ void prefill_attention(benchmark::State& state, uint32_t heads, uint32_t kv, uin
       ->UseManualTime()
 CONCLAVE_PREFILL(prefill_attention, 48, 8, 128)->Args({4096, 1})->Args({4096, 2});
 CONCLAVE_PREFILL(prefill_attention / small_heads, 4, 2, 32)->Args({32'768, 2});
+
+// A message's rows copied together out of those of a micro-batch, as a worker does for one of two shards: all
+// that a list of pieces instead of one buffer could save on the way out.
+void packing(benchmark::State& state) {
+  constexpr size_t kRowBytes = 3072 * 2;
+  const auto rows = static_cast<size_t>(state.range(0));
+  const std::byte* from = filled_buffer(Fill::kBf16);
+  const size_t batches = big_buffer().size() / (2 * rows * kRowBytes);
+  std::vector<std::byte> to(rows * kRowBytes);
+  run_paired(state, 1, {static_cast<double>(rows * kRowBytes), 0}, [&](size_t i) {
+    const std::byte* batch = from + i % batches * 2 * rows * kRowBytes;
+    for (size_t r = 0; r < rows; ++r)
+      std::memcpy(to.data() + r * kRowBytes, batch + 2 * r * kRowBytes, kRowBytes);
+    benchmark::ClobberMemory();
+  });
+}
+BENCHMARK(packing)->ArgName("rows")->Arg(8)->Arg(64)->Arg(512)->Iterations(kRounds)->UseManualTime();
 
 // `rows` rows of 200,064 logits, one after the other as a worker draws them, of other memory each.
 void sampling(benchmark::State& state, float temperature, uint32_t top_k, float top_p, float min_p = 0) {

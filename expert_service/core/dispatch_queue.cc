@@ -48,31 +48,31 @@ uint64_t DispatchQueue::drop_worker(Incarnation worker) {
   return dropped;
 }
 
-std::vector<WaitingDispatch> DispatchQueue::take(TimePoint now, uint64_t max_items, uint64_t& expired) {
-  std::vector<WaitingDispatch> taken;
+void DispatchQueue::take(TimePoint now, uint64_t max_items, uint64_t& expired,
+                         std::vector<WaitingDispatch>& taken) {
+  taken.clear();
   while (taken.empty() && messages_ > 0) {
-    std::deque<WaitingDispatch>* oldest = nullptr;
+    std::vector<WaitingDispatch>* oldest = nullptr;
     for (auto& waiting : layers_) {
       if (!waiting.empty() && (oldest == nullptr || waiting.front().arrival < oldest->front().arrival)) {
         oldest = &waiting;
       }
     }
     uint64_t items = 0;
-    while (!oldest->empty()) {
-      WaitingDispatch& next = oldest->front();
-      const bool is_expired = next.expires <= now;
-      if (!is_expired && !taken.empty() && items + next.batch.expert_ids.size() > max_items) break;
-      forget(next);
+    auto next = oldest->begin();
+    for (; next != oldest->end(); ++next) {
+      const bool is_expired = next->expires <= now;
+      if (!is_expired && !taken.empty() && items + next->batch.expert_ids.size() > max_items) break;
+      forget(*next);
       if (is_expired) {
         ++expired;
       } else {
-        items += next.batch.expert_ids.size();
-        taken.push_back(std::move(next));
+        items += next->batch.expert_ids.size();
+        taken.push_back(std::move(*next));
       }
-      oldest->pop_front();
     }
+    oldest->erase(oldest->begin(), next);
   }
-  return taken;
 }
 
 }  // namespace conclave

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "libs/base/clock.h"
@@ -37,14 +36,14 @@ class DispatchQueue {
 
   // Takes the layer whose oldest message has waited longest, and of that layer all messages in order of
   // arrival until the next would pass `max_items` pairs (one message at least). Expired ones are dropped on
-  // the way and counted.
-  std::vector<WaitingDispatch> take(TimePoint now, uint64_t max_items, uint64_t& expired);
+  // the way and counted. `taken` is emptied first; its memory is used again.
+  void take(TimePoint now, uint64_t max_items, uint64_t& expired, std::vector<WaitingDispatch>& taken);
 
  private:
   void forget(const WaitingDispatch& dispatch);
 
   const uint64_t max_items_;
-  std::vector<std::deque<WaitingDispatch>> layers_;
+  std::vector<std::vector<WaitingDispatch>> layers_;  // each in order of arrival
   uint64_t items_ = 0;
   uint64_t messages_ = 0;
   uint64_t next_arrival_ = 1;

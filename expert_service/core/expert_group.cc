@@ -18,14 +18,17 @@ void ExpertGroup::build(std::span<const WaitingDispatch> taken, const ExpertStor
   }
   touched_.clear();
   jobs_.clear();
-  replies_.clear();
+  reply_count_ = 0;
   decoded_.clear();
   items_ = 0;
   missing_items_ = 0;
 
   for (const WaitingDispatch& waiting : taken) {
     const DispatchBatch& batch = waiting.batch;
-    CombineBatch& reply = replies_.emplace_back();
+    if (reply_count_ == replies_.size()) replies_.emplace_back();
+    CombineBatch& reply = replies_[reply_count_++];
+    reply.items.clear();
+    reply.missing.clear();
     reply.id = batch.id;
     reply.shard = shard;
     reply.layer = batch.layer;

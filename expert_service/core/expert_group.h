@@ -24,7 +24,8 @@ class ExpertGroup {
              RowPool& pool);
 
   std::span<const kernels::ExpertJob> jobs() const { return jobs_; }
-  std::vector<CombineBatch>& replies() { return replies_; }
+  // Theirs until the next build(), which uses the memory of those that are still there.
+  std::span<CombineBatch> replies() { return std::span(replies_).first(reply_count_); }
   uint64_t items() const { return items_; }
   uint64_t missing_items() const { return missing_items_; }
   // Calls f(expert, rows) for each job.
@@ -45,7 +46,8 @@ class ExpertGroup {
   std::vector<Rows> lists_;         // by expert
   std::vector<uint16_t> touched_;   // experts with rows, ascending once built
   std::vector<kernels::ExpertJob> jobs_;
-  std::vector<CombineBatch> replies_;
+  std::vector<CombineBatch> replies_;  // the first reply_count_ of this group
+  size_t reply_count_ = 0;
   uint64_t items_ = 0;
   uint64_t missing_items_ = 0;
 };

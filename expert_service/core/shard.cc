@@ -209,11 +209,10 @@ void Shard::take_dispatch(Incarnation worker, DispatchBatch batch) {
 
 void Shard::compute_group() {
   const TimePoint begin = executor_.now();
-  const std::vector<WaitingDispatch> taken =
-      queue_.take(begin, options_.max_group_items, metrics_.expired_dispatches);
-  if (taken.empty()) return;
-  const uint32_t layer = taken.front().batch.layer;
-  group_.build(taken, store_, transport_.self(), pool_);
+  queue_.take(begin, options_.max_group_items, metrics_.expired_dispatches, taken_);
+  if (taken_.empty()) return;
+  const uint32_t layer = taken_.front().batch.layer;
+  group_.build(taken_, store_, transport_.self(), pool_);
   kernels::run_experts(kernels_, options_.precision, group_.jobs());
   const Nanos busy = executor_.now() - begin;
   ++metrics_.groups;
@@ -222,18 +221,21 @@ void Shard::compute_group() {
   metrics_.missing_items += group_.missing_items();
   metrics_.compute_ns += busy;
   group_.each_expert([&](uint16_t expert, size_t rows) { count_load(layer, expert, rows); });
-  auto& replies = group_.replies();
+  const std::span<CombineBatch> replies = group_.replies();
   for (size_t i = 0; i < replies.size(); ++i) {
     replies[i].compute_ns = busy;
-    TimePoint expires = taken[i].expires;
+    TimePoint expires = taken_[i].expires;
     if (expires == kNever) expires = begin + options_.reply_deadline;
-    send_reply({taken[i].worker, std::move(replies[i]), expires});
+    send_reply(taken_[i].worker, replies[i], expires);
+    replies[i].outputs.reset();
+    transport_.recycle(std::move(taken_[i].batch));
   }
-  replies.clear();
+  taken_.clear();
 }
 
-void Shard::send_reply(WaitingReply reply) {
-  const Status sent = transport_.reply(reply.worker, reply.batch);
+// Moves the reply only where it has to wait.
+void Shard::send_reply(Incarnation worker, CombineBatch& reply, TimePoint expires) {
+  const Status sent = transport_.reply(worker, reply);
   if (sent.ok()) {
     ++metrics_.replies;
     return;
@@ -246,7 +248,7 @@ void Shard::send_reply(WaitingReply reply) {
     waiting_replies_.pop_front();
     ++metrics_.dropped_replies;
   }
-  waiting_replies_.push_back(std::move(reply));
+  waiting_replies_.push_back({worker, std::move(reply), expires});
   drop_expired_replies();
 }
 

@@ -71,7 +71,7 @@ class Shard final : public MemberHandler {
   void handle(TransportEvent& event);
   void take_dispatch(Incarnation worker, DispatchBatch batch);
   void compute_group();
-  void send_reply(WaitingReply reply);
+  void send_reply(Incarnation worker, CombineBatch& reply, TimePoint expires);
   void flush_replies(Incarnation worker);
   void drop_expired_replies();
   void on_placement(const PlacementUpdate& update);
@@ -90,6 +90,7 @@ class Shard final : public MemberHandler {
 
   DispatchQueue queue_;
   ExpertStore store_;
+  std::vector<WaitingDispatch> taken_;  // of the group that is computed
   ExpertGroup group_;
   RowPool pool_;
   std::vector<TransportEvent> events_;

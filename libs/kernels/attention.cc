@@ -39,6 +39,11 @@ struct Task {
 
 constexpr uint32_t kFewPositions = 2;  // of a slice
 
+// Kept from call to call by the thread that calls; other threads see its lists.
+struct Lists {
+  std::vector<Task> tasks, parts;
+};
+
 uint32_t segments_of(const AttendArgs& a) { return (a.start + a.row_end - 1) / kSegmentKeys + 1; }
 
 }  // namespace
@@ -85,7 +90,11 @@ void paged_attention(const Context& ctx, const KvShape& shape, std::span<const A
       heads_per_task = (heads_per_task + 1) / 2;
     }
   }
-  std::vector<Task> tasks;
+  thread_local Lists kept;
+  std::vector<Task>& tasks = kept.tasks;
+  std::vector<Task>& parts = kept.parts;
+  tasks.clear();
+  parts.clear();
   uint64_t segments = 0, partial_floats = 0;
   const size_t state = size_t{padded_dim(shape.head_dim)} + 16;
   for (const AttentionSlice& slice : slices) {
@@ -119,7 +128,6 @@ void paged_attention(const Context& ctx, const KvShape& shape, std::span<const A
       partial_floats <= kMaxPartialFloats) {
     const auto each =
         static_cast<uint32_t>(std::max<uint64_t>(1, segments / (uint64_t{threads} * kTasksPerThread)));
-    std::vector<Task> parts;
     size_t offset = 0;
     for (Task& task : tasks) {
       task.partial = offset;

@@ -77,29 +77,39 @@ Rope::Rope(uint32_t head_dim, uint32_t rotary_dim, double theta)
 
 namespace {
 
-// cos and sin of one position, kept per thread: every layer asks for the same few.
-struct Angles {
-  uint64_t rope = 0;
-  uint32_t position = 0;
-  std::vector<float> cosines, sines;
-};
-
-const Angles& angles_of(uint64_t rope, uint32_t position, const std::vector<float>& inv_freq) {
-  constexpr size_t kKept = 512;  // positions per thread
-  thread_local std::vector<Angles> kept(kKept);
-  Angles& entry = kept[position % kKept];
-  if (entry.rope == rope && entry.position == position) return entry;
-  entry.cosines.resize(inv_freq.size());
-  entry.sines.resize(inv_freq.size());
-  for (size_t i = 0; i < inv_freq.size(); ++i) {
-    const float angle = static_cast<float>(position) * inv_freq[i];
-    entry.cosines[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
-    entry.sines[i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+// cos and sin of positions, kept per thread: every layer asks for the same few.
+class AngleCache {
+ public:
+  // Cosines, then sines, half as many as the rotary dimension each.
+  const float* of(uint64_t rope, uint32_t position, const std::vector<float>& inv_freq) {
+    const size_t half = inv_freq.size();
+    if (half != half_) {
+      half_ = half;
+      entries_.assign(kKept, {});
+      values_.resize(kKept * 2 * half);
+    }
+    Entry& entry = entries_[position % kKept];
+    float* cosines = values_.data() + position % kKept * 2 * half;
+    if (entry.rope == rope && entry.position == position) return cosines;
+    for (size_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(position) * inv_freq[i];
+      cosines[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      cosines[half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+    entry = {rope, position};
+    return cosines;
   }
-  entry.rope = rope;
-  entry.position = position;
-  return entry;
-}
+
+ private:
+  static constexpr size_t kKept = 512;  // positions
+  struct Entry {
+    uint64_t rope = 0;
+    uint32_t position = 0;
+  };
+  size_t half_ = 0;
+  std::vector<Entry> entries_;
+  std::vector<float> values_;
+};
 
 }  // namespace
 
@@ -108,10 +118,11 @@ void Rope::apply(const Context& ctx, float* x, uint32_t m, uint32_t heads, const
   const uint32_t half = rotary_dim_ / 2;
   if (half == 0) return;
   for_rows(ctx, m, size_t{heads} * head_dim_, [&](uint32_t row) {
-    const Angles& angles = angles_of(id_, positions[row], inv_freq_);
+    thread_local AngleCache cache;
+    const float* cosines = cache.of(id_, positions[row], inv_freq_);
     float* head = x + size_t{row} * heads * head_dim_;
     for (uint32_t h = 0; h < heads; ++h, head += head_dim_)
-      table.rotate(head, head + half, angles.cosines.data(), angles.sines.data(), half);
+      table.rotate(head, head + half, cosines, cosines + half, half);
   });
 }
 

@@ -12,7 +12,9 @@ void route(const Context& ctx, const float* logits, const float* bias, uint32_t 
   CONCLAVE_CHECK(top_k >= 1 && top_k <= experts && experts <= 65535);
   const Table& table = table_of(ctx.isa);
   const FlushScope flush;
-  std::vector<float> scores(experts), best(top_k);
+  thread_local std::vector<float> scores, best;
+  scores.resize(experts);
+  best.resize(top_k);
   for (uint32_t row = 0; row < m; ++row, logits += experts, ids += top_k, weights += top_k) {
     table.sigmoid(logits, experts, scores.data());
     uint32_t filled = 0;
@@ -55,17 +57,22 @@ struct BlockTask {
 
 constexpr uint32_t kTokensPerTask = 8;
 
+// The lists of one group, kept from call to call by the thread that calls: a group is part of every layer.
+struct Lists {
+  std::vector<Running> running;
+  std::vector<BlockTask> by_tokens, inner, down;
+};
+
 // Cuts [0, extent) of each job into blocks.
 template <class Extent, class Block>
-std::vector<BlockTask> split(const std::vector<Running>& running, const Extent& extent,
-                             const Block& block_of) {
-  std::vector<BlockTask> tasks;
+void split(const std::vector<Running>& running, const Extent& extent, const Block& block_of,
+           std::vector<BlockTask>& tasks) {
+  tasks.clear();
   for (uint32_t j = 0; j < running.size(); ++j) {
     const uint32_t n = extent(running[j]), block = block_of(running[j]);
     for (uint32_t begin = 0; begin < n; begin += block)
       tasks.push_back({j, begin, std::min(begin + block, n)});
   }
-  return tasks;
 }
 
 size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t{63}; }
@@ -74,7 +81,13 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
   const Table& table = table_of(ctx.isa);
   const Elem elem = precision == Precision::kBf16 ? Elem::kBf16 : Elem::kF32;
   const size_t bytes = precision == Precision::kBf16 ? 2 : 4;
-  std::vector<Running> running;
+  thread_local Lists kept;
+  // Other threads see this thread's lists.
+  std::vector<Running>& running = kept.running;
+  std::vector<BlockTask>& by_tokens = kept.by_tokens;
+  std::vector<BlockTask>& inner_tasks = kept.inner;
+  std::vector<BlockTask>& down_tasks = kept.down;
+  running.clear();
   size_t total = 0;
   for (const ExpertJob& job : jobs) {
     if (job.m == 0) continue;
@@ -112,8 +125,9 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
     r.down.x_prepared = r.prepared_inner;
   }
 
-  const auto by_tokens = split(
-      running, [](const Running& r) { return r.job->m; }, [](const Running&) { return kTokensPerTask; });
+  split(
+      running, [](const Running& r) { return r.job->m; }, [](const Running&) { return kTokensPerTask; },
+      by_tokens);
   // Gathering a few rows is not worth waking anybody.
   Context here = ctx;
   if (by_tokens.size() < 4) here.pool = nullptr;
@@ -126,9 +140,9 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
       __builtin_memcpy(r.rows + row * row_bytes, r.job->in[row], row_bytes);
   });
 
-  const auto inner_tasks = split(
+  split(
       running, [](const Running& r) { return r.gate.rows; },
-      [&](const Running& r) { return rows_per_task(ctx, r.gate.rows, r.job->m); });
+      [&](const Running& r) { return rows_per_task(ctx, r.gate.rows, r.job->m); }, inner_tasks);
   run_tasks(ctx, static_cast<uint32_t>(inner_tasks.size()), [&](uint32_t i) {
     const BlockTask& t = inner_tasks[i];
     const Running& r = running[t.job];
@@ -163,9 +177,9 @@ void run_group(const Context& ctx, Precision precision, std::span<const ExpertJo
     });
   }
 
-  const auto down_tasks = split(
+  split(
       running, [](const Running& r) { return r.down.rows; },
-      [&](const Running& r) { return rows_per_task(ctx, r.down.rows, r.job->m); });
+      [&](const Running& r) { return rows_per_task(ctx, r.down.rows, r.job->m); }, down_tasks);
   run_tasks(ctx, static_cast<uint32_t>(down_tasks.size()), [&](uint32_t i) {
     const BlockTask& t = down_tasks[i];
     const Running& r = running[t.job];

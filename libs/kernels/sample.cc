@@ -13,10 +13,26 @@
 namespace conclave::kernels {
 namespace {
 
+// What drawing from a row needs, kept from row to row by the thread that draws.
+struct Workspace {
+  std::vector<uint64_t> keys;
+  std::vector<float> sample, weights, chunk;
+  std::vector<std::pair<TokenId, float>> saved;
+};
+
+Workspace& workspace() {
+  thread_local Workspace kept;
+  return kept;
+}
+
 // The logits in descending order, sorted only as far as anybody looks. -inf is left out: it cannot be drawn.
+// One at a time on a thread, whose keys it uses.
 class Descending {
  public:
-  Descending(const Table& table, std::span<const float> logits) : table_(table), logits_(logits) {}
+  Descending(const Table& table, std::span<const float> logits)
+      : table_(table), logits_(logits), keys_(workspace().keys) {
+    keys_.clear();
+  }
 
   // Makes at least `count` (or all) sorted and returns how many are.
   size_t ensure(size_t count) {
@@ -54,7 +70,8 @@ class Descending {
   // The first `count` by a bounded heap; whole chunks below its worst member are skipped.
   void select(size_t count) {
     constexpr size_t kChunk = 256;
-    std::vector<uint64_t> heap;  // the worst on top
+    std::vector<uint64_t>& heap = keys_;  // the worst on top
+    heap.clear();
     heap.reserve(count);
     for (size_t begin = 0; begin < logits_.size(); begin += kChunk) {
       const size_t n = std::min(kChunk, logits_.size() - begin);
@@ -75,7 +92,6 @@ class Descending {
     }
     std::sort(heap.begin(), heap.end());
     all_ = heap.size() < count;
-    keys_ = std::move(heap);
     sorted_ = keys_.size();
   }
 
@@ -84,7 +100,8 @@ class Descending {
   bool select_by_sample(size_t count) {
     constexpr size_t kStride = 256, kRun = 16;
     const size_t n = logits_.size();
-    std::vector<float> sample;
+    std::vector<float>& sample = workspace().sample;
+    sample.clear();
     for (size_t begin = 0; begin + kRun <= n; begin += kStride)
       for (size_t i = begin; i < begin + kRun; ++i)
         if (logits_[i] > -INFINITY) sample.push_back(logits_[i]);
@@ -109,7 +126,7 @@ class Descending {
 
   const Table& table_;
   std::span<const float> logits_;
-  std::vector<uint64_t> keys_;
+  std::vector<uint64_t>& keys_;
   size_t sorted_ = 0;
   bool all_ = false;  // keys_ holds every id that can be drawn
 };
@@ -120,12 +137,14 @@ uint32_t draw(const Table& table, Descending& order, std::span<const float> logi
   const float inverse = 1.0f / params.temperature;
   const size_t limit = params.top_k == 0 ? logits.size() : std::min<size_t>(params.top_k, logits.size());
   const bool all = limit == logits.size();
-  std::vector<float> weights;  // of order[0..), unnormalised; weights[0] is 1
+  std::vector<float>& weights = workspace().weights;  // of order[0..), unnormalised; weights[0] is 1
+  weights.clear();
   const auto more = [&](size_t count) {
     const size_t have = std::min(order.ensure(std::min(count, limit)), limit);
     if (have <= weights.size()) return false;
     const size_t begin = weights.size();
-    std::vector<float> chunk(have - begin);
+    std::vector<float>& chunk = workspace().chunk;
+    chunk.resize(have - begin);
     for (size_t i = 0; i < chunk.size(); ++i) chunk[i] = order.logit(begin + i);
     weights.resize(have);
     table.exp_of(chunk.data(), chunk.size(), max, inverse, weights.data() + begin);
@@ -230,7 +249,8 @@ std::span<const float> cut(std::span<const float> logits, uint32_t vocab_limit) 
 class Adjusted {
  public:
   Adjusted(std::span<float> logits, const SamplingParams& params, const SampleState& state)
-      : logits_(logits) {
+      : logits_(logits), saved_(workspace().saved) {
+    CONCLAVE_CHECK(saved_.empty());  // one at a time on a thread
     for (const TokenId token : state.forbidden) set(token, -INFINITY);
     for (const TokenBias& entry : params.logit_bias) {
       if (entry.token < logits.size()) set(entry.token, logits[entry.token] + entry.bias);
@@ -264,7 +284,7 @@ class Adjusted {
   }
 
   std::span<float> logits_;
-  std::vector<std::pair<TokenId, float>> saved_;
+  std::vector<std::pair<TokenId, float>>& saved_;
 };
 
 }  // namespace

@@ -118,7 +118,8 @@ struct FleetInfo {
   // How much of their weights the members have read: the mean of the workers' and the shards'. A kind that
   // has no member counts 0. In steps of about 10.
   uint32_t loaded_permille = 0;
-  // Grows whenever the set of shards changes that the active placement names; 0: there is none.
+  // Grows whenever the set of shards changes that the active placement names, once every worker uses it; 0:
+  // there is none.
   uint64_t shard_set = 0;
   // The longest router_context that the scheduler keeps; 0: it keeps none, and requests cannot be adopted.
   uint32_t max_router_context_bytes = 0;

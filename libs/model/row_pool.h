@@ -21,9 +21,12 @@ class RowPool {
   RowBuffer get(size_t bytes) {
     auto bytes_vector = shelf_->take(bytes);
     bytes_vector->resize(bytes);
-    return RowBuffer(bytes_vector.release(), [shelf = shelf_](std::vector<std::byte>* v) {
-      shelf->put(std::unique_ptr<std::vector<std::byte>>(v));
-    });
+    return RowBuffer(
+        bytes_vector.release(),
+        [shelf = shelf_](std::vector<std::byte>* v) {
+          shelf->put(std::unique_ptr<std::vector<std::byte>>(v));
+        },
+        CountAllocator<std::byte>{shelf_});
   }
 
  private:
@@ -50,11 +53,49 @@ class RowPool {
       std::lock_guard lock(mutex_);
       if (kept_.size() < max_kept_) kept_.push_back(std::move(v));
     }
+    // Memory of a count; all of one size.
+    void* take_count(size_t bytes) {
+      std::lock_guard lock(mutex_);
+      if (counts_.empty()) return ::operator new(bytes);
+      void* count = counts_.back();
+      counts_.pop_back();
+      return count;
+    }
+    void put_count(void* count) {
+      {
+        std::lock_guard lock(mutex_);
+        if (counts_.size() < max_kept_) {
+          counts_.push_back(count);
+          return;
+        }
+      }
+      ::operator delete(count);
+    }
+    ~Shelf() {
+      for (void* count : counts_) ::operator delete(count);
+    }
 
    private:
     const size_t max_kept_;
     std::mutex mutex_;
+    std::vector<void*> counts_;
     std::vector<std::unique_ptr<std::vector<std::byte>>> kept_;
+  };
+
+  // Of the counts of holders, one beside each buffer.
+  template <class T>
+  struct CountAllocator {
+    using value_type = T;
+    explicit CountAllocator(std::shared_ptr<Shelf> of) : shelf(std::move(of)) {}
+    template <class U>
+    CountAllocator(const CountAllocator<U>& other) : shelf(other.shelf) {}
+    T* allocate(size_t n) { return static_cast<T*>(shelf->take_count(n * sizeof(T))); }
+    void deallocate(T* count, size_t) { shelf->put_count(count); }
+    template <class U>
+    bool operator==(const CountAllocator<U>& other) const {
+      return shelf == other.shelf;
+    }
+    std::shared_ptr<Shelf> shelf;
   };
 
   std::shared_ptr<Shelf> shelf_;

@@ -4,13 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "libs/base/clock.h"
+#include "libs/base/task.h"
 
 namespace conclave {
 
-using Task = std::function<void()>;
 struct TimerId {
   uint64_t value = 0;
   explicit operator bool() const { return value != 0; }

@@ -84,6 +84,9 @@ class ExpertTransport {
   // Appends what has happened since the last call.
   virtual void poll(std::vector<TransportEvent>& out) = 0;
   virtual void set_ready(std::function<void()> ready) = 0;
+  // Batches that poll() handed out and that are done with, for their memory. Nobody has to.
+  virtual void recycle(DispatchBatch) {}
+  virtual void recycle(CombineBatch) {}
 };
 
 }  // namespace conclave

@@ -1,6 +1,5 @@
 #include "libs/runtime/loop_executor.h"
 
-#include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,6 +7,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <ctime>
+#include <iterator>
+#include <utility>
 
 #include "libs/base/check.h"
 
@@ -15,6 +16,7 @@ namespace conclave {
 
 namespace {
 constexpr Nanos kContendedYield = 20 * kMicrosecond;  // a yield that took longer let somebody else compute
+constexpr size_t kMaxSpareTimers = 4096;
 constexpr Nanos kContendedPause = 50 * kMillisecond;  // how long the loop then does not spin
 }  // namespace
 
@@ -44,8 +46,22 @@ void LoopExecutor::post(Task task) {
 
 TimerId LoopExecutor::post_at(TimePoint when, Task task) {
   const uint64_t id = next_timer_++;
-  timers_.emplace(std::pair(when, id), std::move(task));
-  timer_times_.emplace(id, when);
+  if (spare_timers_.empty()) {
+    timers_.emplace(std::pair(when, id), std::move(task));
+  } else {
+    spare_timers_.back().key() = {when, id};
+    spare_timers_.back().mapped() = std::move(task);
+    timers_.insert(std::move(spare_timers_.back()));
+    spare_timers_.pop_back();
+  }
+  if (spare_times_.empty()) {
+    timer_times_.emplace(id, when);
+  } else {
+    spare_times_.back().key() = id;
+    spare_times_.back().mapped() = when;
+    timer_times_.insert(std::move(spare_times_.back()));
+    spare_times_.pop_back();
+  }
   return TimerId{id};
 }
 
@@ -53,7 +69,21 @@ void LoopExecutor::cancel(TimerId timer) {
   auto it = timer_times_.find(timer.value);
   if (it == timer_times_.end()) return;
   auto node = timers_.extract(std::pair(it->second, timer.value));
-  timer_times_.erase(it);  // before the task dies: its captures may call back
+  forget_time(it);  // before the task dies: its captures may call back
+  recycle(std::move(node));
+}
+
+void LoopExecutor::recycle(Timers::node_type timer) {
+  { const Task over = std::exchange(timer.mapped(), nullptr); }  // its captures may call back
+  if (spare_timers_.size() < kMaxSpareTimers) spare_timers_.push_back(std::move(timer));
+}
+
+void LoopExecutor::forget_time(TimerTimes::iterator it) {
+  if (spare_times_.size() < kMaxSpareTimers) {
+    spare_times_.push_back(timer_times_.extract(it));
+  } else {
+    timer_times_.erase(it);
+  }
 }
 
 void LoopExecutor::add_poller(Poller* poller) { pollers_.push_back(poller); }
@@ -113,22 +143,22 @@ bool LoopExecutor::turn() {
     batch_.swap(inbox_);
   }
   // A batch, not "until empty": tasks that post themselves must not starve timers and pollers.
-  while (!batch_.empty()) {
-    Task task = std::move(batch_.front());
-    batch_.pop_front();
+  size_t ran = 0;
+  while (ran < batch_.size()) {
+    const Task task = std::move(batch_[ran++]);
     depth_.fetch_sub(1, std::memory_order_relaxed);
     task();
     worked = true;
     if (stop_.load(std::memory_order_relaxed)) break;
   }
-  if (!batch_.empty()) {  // stopped in between: the rest stays queued, in order
+  const bool stopped = ran < batch_.size();
+  if (stopped) {  // in between: the rest stays queued, in order
     std::lock_guard lock(mutex_);
-    while (!batch_.empty()) {
-      inbox_.push_front(std::move(batch_.back()));
-      batch_.pop_back();
-    }
-    return true;
+    inbox_.insert(inbox_.begin(), std::make_move_iterator(batch_.begin() + static_cast<ptrdiff_t>(ran)),
+                  std::make_move_iterator(batch_.end()));
   }
+  batch_.clear();
+  if (stopped) return true;
   worked |= run_due_timers();
   for (size_t i = 0; i < pollers_.size(); ++i)
     worked |= pollers_[i]->progress();  // may add or remove pollers
@@ -155,8 +185,9 @@ bool LoopExecutor::run_due_timers() {
     auto it = timers_.begin();
     if (it->first.first > t || it->first.second >= newest) break;
     auto node = timers_.extract(it);
-    timer_times_.erase(node.key().second);
+    forget_time(timer_times_.find(node.key().second));
     node.mapped()();
+    recycle(std::move(node));
     worked = true;
   }
   return worked;
@@ -192,9 +223,9 @@ void LoopExecutor::sleep(TimePoint deadline) {
     empty = inbox_.empty();
   }
   if (empty && !stop_.load(std::memory_order_seq_cst)) {
-    std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
+    fds_.assign(1, {wake_fd_, POLLIN, 0});
     for (Poller* poller : pollers_) {
-      if (int fd = poller->fd(); fd >= 0) fds.push_back({fd, POLLIN, 0});
+      if (int fd = poller->fd(); fd >= 0) fds_.push_back({fd, POLLIN, 0});
     }
     if (!timers_.empty()) deadline = std::min(deadline, timers_.begin()->first.first);
     timespec wait{};
@@ -206,7 +237,7 @@ void LoopExecutor::sleep(TimePoint deadline) {
       limit = &wait;
     }
     sleeps_.fetch_add(1, std::memory_order_relaxed);
-    ::ppoll(fds.data(), fds.size(), limit, nullptr);  // EINTR is a wake-up like any other
+    ::ppoll(fds_.data(), fds_.size(), limit, nullptr);  // EINTR is a wake-up like any other
   }
   sleeping_.store(false, std::memory_order_seq_cst);
   uint64_t count;

@@ -9,9 +9,10 @@
 // of that rule shows.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -77,11 +78,16 @@ class LoopExecutor final : public Executor {
   uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
  private:
+  using Timers = std::map<std::pair<TimePoint, uint64_t>, Task>;
+  using TimerTimes = std::unordered_map<uint64_t, TimePoint>;
+
   bool turn();                    // one pass over tasks, timers, pollers; true if anything ran
   void idle(TimePoint deadline);  // spins or sleeps, at most until `deadline`
   void sleep(TimePoint deadline);
   void wake();
   bool run_due_timers();
+  void recycle(Timers::node_type timer);
+  void forget_time(TimerTimes::iterator it);
 
   const Options options_;
   int wake_fd_ = -1;  // eventfd
@@ -92,13 +98,17 @@ class LoopExecutor final : public Executor {
   std::atomic<std::thread::id> owner_{};
 
   mutable std::mutex mutex_;
-  std::deque<Task> inbox_;  // guarded by mutex_
+  std::vector<Task> inbox_;  // guarded by mutex_
 
-  std::deque<Task> batch_;  // the loop's thread only, from here on
-  std::map<std::pair<TimePoint, uint64_t>, Task> timers_;
-  std::unordered_map<uint64_t, TimePoint> timer_times_;
+  std::vector<Task> batch_;  // the loop's thread only, from here on
+  Timers timers_;
+  TimerTimes timer_times_;
+  // Of timers that are over, kept for their memory.
+  std::vector<Timers::node_type> spare_timers_;
+  std::vector<TimerTimes::node_type> spare_times_;
   uint64_t next_timer_ = 1;
   std::vector<Poller*> pollers_;
+  std::vector<pollfd> fds_;  // of a sleep
   Nanos spin_now_ = 0;
   TimePoint idle_since_ = 0;  // 0: the last turn did something
   TimePoint slept_at_ = 0;

@@ -74,6 +74,8 @@ class FaultTransport final : public ExpertTransport {
   void cancel(Incarnation peer, DispatchId id) override;
   void poll(std::vector<TransportEvent>& out) override;
   void set_ready(std::function<void()> ready) override;
+  void recycle(DispatchBatch batch) override { inner_->recycle(std::move(batch)); }
+  void recycle(CombineBatch batch) override { inner_->recycle(std::move(batch)); }
 
  private:
   bool active() const;

@@ -9,6 +9,7 @@
 namespace conclave {
 namespace {
 constexpr size_t kMaxSpareHeaders = 64;
+constexpr size_t kMaxSpareBatches = 64;
 // Cancels and rejections cost the peer no credit, so what waits for the owner needs a bound of its own;
 // beyond it they are dropped (both are best effort).
 constexpr size_t kMaxQueuedEvents = 65536;
@@ -57,8 +58,7 @@ void SessionTransport::signal() {
 
 void SessionTransport::poll(std::vector<TransportEvent>& out) {
   bool owes = false;
-  while (!events_.empty()) {
-    Queued& q = events_.front();
+  for (Queued& q : events_) {
     if (q.bytes > 0) {
       Peer* peer = find(q.event.peer);
       if (peer && peer->session_in == q.session) {
@@ -68,9 +68,19 @@ void SessionTransport::poll(std::vector<TransportEvent>& out) {
       }
     }
     out.push_back(std::move(q.event));
-    events_.pop_front();
   }
+  events_.clear();
   if (owes) arm_ack_timer();
+}
+
+void SessionTransport::recycle(DispatchBatch batch) {
+  batch.rows.reset();
+  if (spare_dispatches_.size() < kMaxSpareBatches) spare_dispatches_.push_back(std::move(batch));
+}
+
+void SessionTransport::recycle(CombineBatch batch) {
+  batch.outputs.reset();
+  if (spare_combines_.size() < kMaxSpareBatches) spare_combines_.push_back(std::move(batch));
 }
 
 // --- sending ---
@@ -226,6 +236,14 @@ Status check_identity(const CombineBatch& b, Incarnation sender, Incarnation sel
   if (b.shard != sender) return invalid_field("shard", "is not the sender");
   return b.id.worker == self ? OkStatus() : invalid_field("id.worker", "is not the receiver");
 }
+
+// Whatever it held is overwritten.
+template <class Batch>
+void reuse(std::vector<Batch>& spare, Batch& batch) {
+  if (spare.empty()) return;
+  batch = std::move(spare.back());
+  spare.pop_back();
+}
 }  // namespace
 
 template <class Event, class Batch>
@@ -241,6 +259,11 @@ void SessionTransport::on_batch(Peer& peer, const wire::Header& h, wire::View me
   const wire::View header = message.first(h.header_bytes);
   const wire::View rows = shared ? wire::View(*shared) : message.subspan(h.header_bytes);
   Event event;
+  if constexpr (std::is_same_v<Batch, DispatchBatch>) {
+    reuse(spare_dispatches_, event.*batch);
+  } else {
+    reuse(spare_combines_, event.*batch);
+  }
   Status status = shared && message.size() != h.header_bytes ? invalid_field("rows_bytes", "rows come twice")
                                                              : wire::check_rows(h, rows);
   if (status.ok()) status = wire::decode(h, header, options_.limits, event.*batch);

@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -45,6 +44,8 @@ class SessionTransport : public ExpertTransport {
   void cancel(Incarnation peer, DispatchId id) override;
   void poll(std::vector<TransportEvent>& out) override;
   void set_ready(std::function<void()> ready) override;
+  void recycle(DispatchBatch batch) override;
+  void recycle(CombineBatch batch) override;
   // Replaces options.secret and options.other_secret for connections made from now on.
   void set_secrets(std::string secret, std::string other_secret);
 
@@ -189,13 +190,15 @@ class SessionTransport : public ExpertTransport {
   LinkId next_link_ = 1;
   std::unordered_map<LinkId, Incarnation> links_;  // of peers
   std::unordered_map<LinkId, TimerId> refusals_;   // links open only to say no, for a short while
-  std::deque<Queued> events_;
+  std::vector<Queued> events_;
   std::function<void()> ready_;
   bool ready_pending_ = false;
   TimerId ack_timer_, blocked_timer_, keepalive_timer_;
   TimePoint keepalive_due_ = 0;
   std::string secret_, other_secret_;
   std::vector<wire::Bytes> spare_headers_;
+  std::vector<DispatchBatch> spare_dispatches_;  // without rows
+  std::vector<CombineBatch> spare_combines_;
   RowPool row_pool_;
   TransportStats stats_;
 };

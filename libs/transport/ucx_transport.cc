@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <unordered_map>
 #include <vector>
 
@@ -167,7 +166,7 @@ struct UcxTransport::Impl {
   std::unordered_map<LinkId, std::unique_ptr<Link>> links;
   std::vector<std::unique_ptr<Link>> closing;
   std::vector<std::unique_ptr<SendOp>> spare_ops;
-  std::deque<Arrival> arrivals;
+  std::vector<Arrival> arrivals, receiving;
   std::vector<Announced> fetches;
   std::vector<std::pair<LinkId, ucs_status_t>> failures;
   size_t pending_sends = 0;
@@ -415,9 +414,9 @@ bool UcxTransport::progress() {
 
 bool UcxTransport::handle_arrivals() {
   if (impl_->arrivals.empty()) return false;
-  while (!impl_->arrivals.empty()) {
-    Impl::Arrival a = std::move(impl_->arrivals.front());
-    impl_->arrivals.pop_front();
+  // What a receiver sends may bring more.
+  impl_->receiving.swap(impl_->arrivals);
+  for (Impl::Arrival& a : impl_->receiving) {
     if (a.data) {
       receive({static_cast<const std::byte*>(a.data), a.length}, nullptr);
       ucp_am_data_release(impl_->worker, a.data);
@@ -425,6 +424,7 @@ bool UcxTransport::handle_arrivals() {
       receive(*a.own, nullptr);
     }
   }
+  impl_->receiving.clear();
   return true;
 }
 

@@ -157,6 +157,8 @@ class SchedulerCore {
   void publish(PlacementOut& out, TimePoint now);
   // The oldest placement that a worker still uses.
   Epoch oldest_epoch() const;
+  // Whether there are workers that use a placement, and all of these use the active one.
+  bool workers_follow() const;
   void show_placement(TimePoint now);
   void show_load(TimePoint now);
   void show_members();

@@ -79,6 +79,7 @@ void SchedulerCore::on_heartbeat(Member& member, const Heartbeat& heartbeat) {
   if (heartbeat.epoch && heartbeat.epoch <= placement_.newest() &&
       std::exchange(member.epoch_in_use, heartbeat.epoch) != heartbeat.epoch) {
     epochs_changed_ = true;
+    all_due_ = true;
   }
   if (!heartbeat.loaded_permille) return;
   member.held_experts = heartbeat.held_experts;
@@ -362,13 +363,14 @@ void SchedulerCore::update_fleet() {
     info.not_ready =
         "the expert shards (" + std::to_string(placement_.shards()) + ") are preparing their experts";
   }
+  // A token goes through a new shard only once its worker has turned to the placement that names it.
+  info.shard_set = workers_follow() ? shard_set_.follow(placement_.active()) : fleet_.shard_set;
   info.ready = info.not_ready.empty();
   info.loaded_permille = members_.loaded_permille();
   info.max_router_context_bytes = options_.max_router_context_bytes;
   const bool progressed = info.loaded_permille >= fleet_.loaded_permille + kLoadedStep ||
                           (info.loaded_permille == 1000 && fleet_.loaded_permille < 1000) ||
                           info.loaded_permille < fleet_.loaded_permille;
-  info.shard_set = shard_set_.follow(placement_.active());
   if (info.ready == fleet_.ready && info.not_ready == fleet_.not_ready &&
       info.numerics_id == fleet_.numerics_id && info.max_positions == fleet_.max_positions &&
       info.shard_set == fleet_.shard_set && !progressed)

@@ -21,6 +21,16 @@ Epoch SchedulerCore::oldest_epoch() const {
   return oldest;
 }
 
+bool SchedulerCore::workers_follow() const {
+  bool any = false;
+  for (const auto& [session, member] : members_.all()) {
+    if (member.hello.role != Role::kAttention || !member.epoch_in_use) continue;
+    if (member.epoch_in_use < placement_.active().epoch()) return false;
+    any = true;
+  }
+  return any;
+}
+
 void SchedulerCore::publish_placements(TimePoint now) {
   for (;;) {
     if (std::exchange(epochs_changed_, false) && placement_.awaits_workers())

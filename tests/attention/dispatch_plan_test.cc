@@ -24,6 +24,18 @@ std::vector<DispatchPair> all_pairs(uint32_t tokens, uint32_t top_k) {
 }
 const auto kAll = [](uint16_t) { return HomeUse::kYes; };
 
+// By one planner for all tests, as a worker has one for all layers.
+template <class Usable>
+DispatchPlan plan_dispatch(const PlacementTable& placement, uint32_t layer,
+                           const std::vector<DispatchPair>& pairs, const std::vector<uint16_t>& ids,
+                           uint32_t top_k, const Usable& usable, std::vector<uint64_t>& load) {
+  static DispatchPlanner planner;
+  std::vector<HomeUse> use;
+  for (uint16_t s = 0; s < placement.shards().size(); ++s) use.push_back(usable(s));
+  load.resize(use.size(), 0);
+  return planner.plan(placement, layer, pairs, ids, top_k, use, load);
+}
+
 TEST(DispatchPlan, SendsEachTokenOncePerShardWithItsExpertsInSlotOrder) {
   const PlacementTable table = even_placement(Epoch(1), 1, 8, shards(2));  // 0..3 and 4..7
   const std::vector<uint16_t> ids = {5, 1, 4, /**/ 0, 3, 2, /**/ 7, 6, 1};

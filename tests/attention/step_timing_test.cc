@@ -199,8 +199,8 @@ class TickingExecutor final : public Executor {
  public:
   explicit TickingExecutor(Executor& inner) : inner_(inner) {}
   TimePoint now() const override { return inner_.now() + ++ticks_ * kMicrosecond; }
-  void post(std::function<void()> task) override { inner_.post(std::move(task)); }
-  TimerId post_at(TimePoint when, std::function<void()> task) override {
+  void post(Task task) override { inner_.post(std::move(task)); }
+  TimerId post_at(TimePoint when, Task task) override {
     return inner_.post_at(std::max(inner_.now(), when - ticks_ * kMicrosecond), std::move(task));
   }
   void cancel(TimerId timer) override { inner_.cancel(timer); }

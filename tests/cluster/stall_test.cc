@@ -119,10 +119,9 @@ double page_in_rate(const std::filesystem::path& file) {
   return rate;
 }
 
-// The survivor has to map half of the experts of M2's geometry before anything goes on.
+// The survivor has to map all that the shard with most of the experts had before anything goes on.
 TEST(StallTest, LongAShardWithoutReplicaOnTheRealGeometry) {
   constexpr uint32_t kFew = 8, kShort = 24;
-  constexpr double kThird = 256;      // of the (layer, expert) pairs
   constexpr Nanos kBeyond = kSecond;  // aim, on top of the page-in
   if (std::string("a shard without replica, real geometry").find(fault_flags().only) == std::string::npos)
     GTEST_SKIP() << "not asked for";
@@ -149,30 +148,32 @@ TEST(StallTest, LongAShardWithoutReplicaOnTheRealGeometry) {
   ASSERT_TRUE(cluster.wait_ready());
   Keeper keeper(cluster);
   Load load(*cluster.gateway, expected, {.concurrency = kFew});
-  SplitMix64 random(fault_flags().seed);
+  const auto held = [&](const std::string& shard) {
+    return cluster.metric(shard, "conclave_expert_held_weight_bytes");
+  };
   table_line(
       "| killed, M2's geometry, 3 layers | longest gap without a kill, ms | weights to map, GB | their "
       "page-in, ms "
       "| longest gap, ms | beyond the page-in, ms | aim, ms |");
   table_line("|---|---|---|---|---|---|---|");
   for (uint32_t i = 0; i < std::min(fault_flags().kills, 5u); ++i) {
-    const auto even = [&] {
+    const auto settled = [&] {
       return all_ready(keeper, cluster) && load.running() == kFew &&
              cluster.metric("scheduler", "conclave_scheduler_preparing_placements") == 0 &&
-             std::min(cluster.metric("shard0", "conclave_expert_held_experts"),
-                      cluster.metric("shard1", "conclave_expert_held_experts")) >= kThird;
+             std::min(held("shard0"), held("shard1")) > 0;
     };
-    ASSERT_TRUE(keeper.tend_until(even, 2 * kLimit));
+    ASSERT_TRUE(keeper.tend_until(settled, 2 * kLimit));
     load.mark();
     keeper.tend_for(kQuiet);
     const Nanos without = load.longest_gap();
-    const std::string victim = random.chance(0.5) ? "shard0" : "shard1";
-    const double bytes = cluster.metric(victim, "conclave_expert_held_weight_bytes");
+    // The load of a few streams is balanced with a few experts: one shard may hold most of the others.
+    const std::string victim = held("shard0") > held("shard1") ? "shard0" : "shard1";
+    const double bytes = held(victim);
     load.mark();
     keeper.kill(victim);
     const TimePoint killed = steady_now();
     ASSERT_TRUE(keeper.tend_until([&] { return load.all_moved(killed); }, 2 * kLimit));
-    ASSERT_TRUE(keeper.tend_until(even, 2 * kLimit));
+    ASSERT_TRUE(keeper.tend_until(settled, 2 * kLimit));
     const Nanos gap = load.longest_gap();
     const auto page_in = static_cast<Nanos>(bytes / rate * 1e9);
     std::ostringstream line;

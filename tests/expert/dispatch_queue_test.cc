@@ -22,6 +22,13 @@ std::vector<uint64_t> seqs(const std::vector<WaitingDispatch>& taken) {
   return out;
 }
 
+std::vector<WaitingDispatch> take(DispatchQueue& queue, TimePoint now, uint64_t max_items,
+                                  uint64_t& expired) {
+  std::vector<WaitingDispatch> taken(1);  // what it held before is gone
+  queue.take(now, max_items, expired, taken);
+  return taken;
+}
+
 TEST(DispatchQueue, TakesTheLayerOfTheOldestMessageFromAllWorkers) {
   DispatchQueue q(3, 1000);
   q.push(message(1, 1, 2, 4));
@@ -29,9 +36,9 @@ TEST(DispatchQueue, TakesTheLayerOfTheOldestMessageFromAllWorkers) {
   q.push(message(2, 3, 2, 4));
   q.push(message(1, 4, 0, 4));
   uint64_t expired = 0;
-  EXPECT_EQ(seqs(q.take(0, 100, expired)), (std::vector<uint64_t>{1, 3}));
-  EXPECT_EQ(seqs(q.take(0, 100, expired)), (std::vector<uint64_t>{2, 4}));
-  EXPECT_TRUE(q.take(0, 100, expired).empty());
+  EXPECT_EQ(seqs(take(q, 0, 100, expired)), (std::vector<uint64_t>{1, 3}));
+  EXPECT_EQ(seqs(take(q, 0, 100, expired)), (std::vector<uint64_t>{2, 4}));
+  EXPECT_TRUE(take(q, 0, 100, expired).empty());
   EXPECT_TRUE(q.empty());
   EXPECT_EQ(q.items(), 0u);
 }
@@ -43,9 +50,9 @@ TEST(DispatchQueue, TakesNoMoreThanAskedButAlwaysOne) {
   q.push(message(1, 3, 0, 5));
   q.push(message(1, 4, 0, 5));
   uint64_t expired = 0;
-  EXPECT_EQ(seqs(q.take(0, 10, expired)), (std::vector<uint64_t>{1}));
-  EXPECT_EQ(seqs(q.take(0, 10, expired)), (std::vector<uint64_t>{2, 3}));
-  EXPECT_EQ(seqs(q.take(0, 10, expired)), (std::vector<uint64_t>{4}));
+  EXPECT_EQ(seqs(take(q, 0, 10, expired)), (std::vector<uint64_t>{1}));
+  EXPECT_EQ(seqs(take(q, 0, 10, expired)), (std::vector<uint64_t>{2, 3}));
+  EXPECT_EQ(seqs(take(q, 0, 10, expired)), (std::vector<uint64_t>{4}));
 }
 
 TEST(DispatchQueue, SkipsWhatIsExpired) {
@@ -53,7 +60,7 @@ TEST(DispatchQueue, SkipsWhatIsExpired) {
   q.push(message(1, 1, 0, 1, 10));
   q.push(message(1, 2, 1, 1, 30));
   uint64_t expired = 0;
-  EXPECT_EQ(seqs(q.take(10, 10, expired)), (std::vector<uint64_t>{2}));
+  EXPECT_EQ(seqs(take(q, 10, 10, expired)), (std::vector<uint64_t>{2}));
   EXPECT_EQ(expired, 1u);
   EXPECT_TRUE(q.empty());
 }

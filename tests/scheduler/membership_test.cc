@@ -225,13 +225,22 @@ TEST(Fleet, GatewaysHearHowMuchOfTheWeightsIsRead) {
   h.advance(h.options.placement_settle_ms * kMillisecond);
   const Epoch epoch = h.to_prepare[a].epoch();
   h.event(MemberMessage{a, PlacementReady{epoch}});
+  h.workers_confirm = false;
   h.event(MemberMessage{b, PlacementReady{epoch}});
   EXPECT_EQ(fleet.loaded_permille, 1000u);
   EXPECT_TRUE(fleet.ready);
+  EXPECT_EQ(fleet.shard_set, 0u) << "the worker has not turned to it yet";
+  const auto turn = [&](SessionId session) {
+    h.event(MemberMessage{session, Heartbeat{h.workers[session].placement.epoch()}});
+  };
+  turn(worker);
   const uint64_t two = fleet.shard_set;
   EXPECT_GT(two, 0u);
-  h.join_worker(102);
+  const SessionId other = h.join_worker(102);
+  EXPECT_EQ(fleet.shard_set, two) << "one that has no placement yet is not waited for";
+  turn(other);
   EXPECT_EQ(fleet.shard_set, two);
+  h.workers_confirm = true;
   h.join_shard(203);
   EXPECT_GT(fleet.shard_set, two) << "another shard";
 }
