@@ -36,7 +36,11 @@ DIVISOR = 20
 NOT_MADE = {}
 
 # What a busy machine may raise beside any fault.
-SLOW = {"ConclaveFirstTokenSlow", "ConclaveTokensSlow"}
+SLOW = {"ConclaveFirstTokenSlow", "ConclaveTokensSlow", "ConclaveSchedulerStalls"}
+# On a busy machine a process that gets no processor for seconds is not to count as lost, nor its answers as missing. One that is
+# killed is lost at once all the same.
+PATIENT = ["scheduler.lease_ms=4000", "scheduler.dead_after_ms=100000", "scheduler.dead_after_trouble_ms=100000",
+           "scheduler.max_peer_troubles=1000000", "attention.dispatch_deadline_floor_ms=20000"]
 # What may come with processes that are away or do not answer, beside the alerts named.
 AWAY = {"ConclaveMemberLost", "ConclaveTargetDown", "ConclaveRoleDown", "ConclaveNoWorkers", "ConclaveFleetNotReady",
         "ConclavePlacementIncomplete", "ConclaveShardsUnreachable", "ConclaveRowsHeld", "ConclaveRetryStorm",
@@ -98,7 +102,7 @@ def scene(root, binaries, directory, settings=(), before=None, **shape):
     """(cluster, alerts): a cluster with Prometheus beside it, in which all is well. `before` starts more of it."""
     for part in ("cluster", "prometheus"):
         (directory / part).mkdir()
-    with Cluster(binaries, root / "models/demo-m2", directory / "cluster", settings=settings, **shape) as cluster:
+    with Cluster(binaries, root / "models/demo-m2", directory / "cluster", settings=[*PATIENT, *settings], **shape) as cluster:
         cluster.start()
         if before:
             before(cluster)
@@ -231,8 +235,7 @@ def stopped(root, binaries, directory):
         cluster.names.append("router-1")
         cluster.start_one("router-1", "--set", f"router.api_keys_file={key_file}")
     with scene(root, binaries, directory, before=second_router, shards=3, settings=[
-            "logging.stall_report_s=2", "scheduler.lease_ms=300000", "scheduler.dead_after_ms=600000",
-            "scheduler.dead_after_trouble_ms=600000", "scheduler.max_running_requests=2"]) as (cluster, alerts):
+            "logging.stall_report_s=2", "scheduler.lease_ms=100000", "scheduler.max_running_requests=2"]) as (cluster, alerts):
         router, worker = cluster.running["router"], cluster.running["attention-0"]
 
         def keys():
@@ -242,13 +245,21 @@ def stopped(root, binaries, directory):
         alerts.expect(keys, "ConclaveKeyReloadFailed")
 
         before = resource.prlimit(router.pid, resource.RLIMIT_NOFILE)
+        with contextlib.ExitStack() as stack:
+            def count():
+                return len(os.listdir(f"/proc/{router.pid}/fd"))
 
-        def descriptors():
-            """a router with few file descriptors left"""
-            few = len(os.listdir(f"/proc/{router.pid}/fd")) * 10 // 9 + 1
-            resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (few, before[1]))
-        alerts.expect(descriptors, "ConclaveFileDescriptorsHigh", also={"ConclaveKeyReloadFailed"})
-        resource.prlimit(router.pid, resource.RLIMIT_NOFILE, before)
+            def descriptors():
+                """a router with few file descriptors left"""
+                # Idle clients have most of them, so that some are left for those who look.
+                least = count() + 60
+                host, port = cluster.address("router", "http").rsplit(":", 1)
+                for _ in range(60):
+                    stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+                eventually(lambda: count() >= least, LIMIT, "connections accepted")
+                resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (count() * 100 // 88, before[1]))
+            alerts.expect(descriptors, "ConclaveFileDescriptorsHigh", also={"ConclaveKeyReloadFailed"})
+            resource.prlimit(router.pid, resource.RLIMIT_NOFILE, before)
         alerts.wait_gone("ConclaveFileDescriptorsHigh", after="a higher limit")
 
         def nonsense():
@@ -295,34 +306,31 @@ def stopped(root, binaries, directory):
 
 def lossy(root, binaries, directory):
     """A worker whose network loses every fifth message to a shard."""
-    with scene(root, binaries, directory, settings=["scheduler.max_peer_troubles=1000000"]) as (cluster, alerts):
-        worker = cluster.running["attention-0"]
-
+    with scene(root, binaries, directory, settings=["attention.dispatch_deadline_floor_ms=1000"]) as (cluster, alerts):
         def replace(**how):
-            # Asked to end, it leaves; nobody is lost.
-            cluster.running["attention-0"].terminate()
-            cluster.running["attention-0"].wait(timeout=LIMIT)
+            # Asked to end while it has nothing to do, it leaves. Whoever leaves counts as lost.
+            worker = cluster.running["attention-0"]
+            worker.terminate()
+            require(worker.wait(timeout=LIMIT) == 0, "the worker did not end well")
             cluster.restart("attention-0", **how)
             eventually(lambda: get(cluster.ops("router"), "/readyz")[0] == 200, LIMIT, "a ready router")
         with Crowd(cluster, max_tokens=4) as crowd:
-            crowd.add(3)
-
             def loss():
                 """a network that loses every fifth message"""
                 replace(environment={"CONCLAVE_TEST_FAULTS": "seed=3,drop_out=0.2"})
-            away = AWAY - {"ConclaveMemberLost"}
-            alerts.expect(loss, "ConclaveDispatchDeadlines", "ConclaveRetryStorm", "ConclaveTokensSlow", also=away)
-            require(cluster.running["attention-0"] is not worker, "the worker was not replaced")
-            replace()
+                crowd.add(3)
+            alerts.expect(loss, "ConclaveDispatchDeadlines", "ConclaveRetryStorm", "ConclaveTokensSlow", also=AWAY)
+        replace()
+        with Crowd(cluster, max_tokens=4) as crowd:
+            crowd.add(3)
             alerts.wait_gone("ConclaveDispatchDeadlines", "ConclaveRetryStorm", "ConclaveTokensSlow", after="a network that works")
     return alerts.raised
 
 
 def lost(root, binaries, directory):
     """Processes that are killed."""
-    with scene(root, binaries, directory, settings=["scheduler.dead_after_ms=3000"]) as (cluster, alerts):
-        # What lasts as long as its window is not waited for.
-        gone, stalls = AWAY - {"ConclaveMemberLost"}, {"ConclaveSchedulerStalls"}
+    with scene(root, binaries, directory, settings=["scheduler.lease_ms=1000"]) as (cluster, alerts):
+        gone = AWAY - {"ConclaveMemberLost"}  # which lasts as long as its window
 
         def ready(name):
             eventually(lambda: get(cluster.ops(name), "/readyz")[0] == 200, LIMIT, f"{name} again")
@@ -334,6 +342,7 @@ def lost(root, binaries, directory):
                 time.sleep(0.8)
                 cluster.running["scheduler"].send_signal(signal.SIGCONT)
             return again
+        alerts.wait_gone("ConclaveSchedulerStalls", after="the start")
         alerts.expect(late, "ConclaveSchedulerStalls", also={"ConclaveTargetDown", "ConclaveRoleDown"})
         require("ConclaveMemberLost" not in alerts.now(), "a scheduler that stood still blames others")
 
@@ -341,7 +350,7 @@ def lost(root, binaries, directory):
             """a shard of two killed"""
             cluster.kill("expert-1")
         alerts.expect(one_shard, "ConclaveMemberLost", "ConclaveTargetDown", "ConclavePlacementIncomplete",
-                      also=stalls | AWAY - {"ConclaveRoleDown", "ConclaveNoWorkers", "ConclaveFleetNotReady"})
+                      also=AWAY - {"ConclaveRoleDown", "ConclaveNoWorkers", "ConclaveFleetNotReady"})
         require(("ConclaveTargetDown", cluster.ops("expert-1")) in firing(alerts.prometheus), "another target is down")
         cluster.restart("expert-1")
         alerts.wait_gone(*gone, after="the shard's restart")
@@ -349,15 +358,14 @@ def lost(root, binaries, directory):
         def worker():
             """the only worker killed"""
             cluster.kill("attention-0")
-        alerts.expect(worker, "ConclaveNoWorkers", "ConclaveTargetDown", "ConclaveRoleDown", "ConclaveFleetNotReady",
-                      also=AWAY | stalls)
+        alerts.expect(worker, "ConclaveNoWorkers", "ConclaveTargetDown", "ConclaveRoleDown", "ConclaveFleetNotReady", also=AWAY)
         cluster.restart("attention-0")
         alerts.wait_gone(*gone, after="the worker's restart")
 
         def scheduler():
             """the scheduler killed"""
             cluster.kill("scheduler")
-        alerts.expect(scheduler, "ConclaveRoleDown", "ConclaveTargetDown", "ConclaveFleetNotReady", also=AWAY | stalls)
+        alerts.expect(scheduler, "ConclaveRoleDown", "ConclaveTargetDown", "ConclaveFleetNotReady", also=AWAY)
         roles = {a["labels"].get("job") for (name, _), a in firing(alerts.prometheus).items() if name == "ConclaveRoleDown"}
         require(roles == {"conclave-scheduler"}, f"roles down: {roles}")
         cluster.restart("scheduler")

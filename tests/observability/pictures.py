@@ -70,8 +70,10 @@ def crowd(cluster, stopping, clients, leave_after):
                 if turn % 40 == 7:
                     leave_early(cluster)
                 # Half of a prompt is the same for all turns of a client.
-                cluster.ask(f"Count from {number} to 60. " * (2 + number % 3) + f"And {turn}. " * (1 + 3 * (turn % 3)),
-                            max_tokens=8 + 24 * (turn % 5))
+                status, _ = cluster.ask(f"Count from {number} to 60. " * (2 + number % 3) + f"And {turn}. " * (1 + 3 * (turn % 3)),
+                                        max_tokens=8 + 24 * (turn % 5))
+                if status != 200:
+                    stopping.wait(0.5)  # as a client that was told to come again
     begin = time.monotonic()
     threads = [threading.Thread(target=run, args=(i, math.inf if i % 2 == 0 else begin + leave_after)) for i in range(clients)]
     for thread in threads:
