@@ -7,6 +7,7 @@ the /usr and /opt of that directory (image_test.py). It has an eth0 on the node'
 cluster's DNS.
 """
 
+import concurrent.futures
 import itertools
 import json
 import os
@@ -25,6 +26,9 @@ import manifests
 NODE_MARK = "CONCLAVE_TEST_NODE"
 NETWORK = "10.77.0."
 DEADLINE_S = 150  # for what should take seconds; nothing is judged by it but that it ends
+
+# Pods are killed when the thread ends that started them (setpriv --pdeathsig): one that lives as long as this program.
+STARTER = concurrent.futures.ThreadPoolExecutor(1)
 
 SCRIPT = r"""
 set -e
@@ -160,8 +164,8 @@ class Pod:
         outer = dict(os.environ, ADDRESS=self.address, POD_ROOT=str(root), POD_FILES=str(self.files), BIN_DIR=str(bin_dir),
                      MODELS=str(manifests.ROOT / "models"), IMAGE=os.environ.get("CONCLAVE_TEST_IMAGE", ""), AS_USER=shlex.join(self.as_user))
         with open(self.log_path, "w") as log:
-            self.process = subprocess.Popen(["unshare", "--net", "--mount", "--propagation", "private", "/bin/bash", "-c", SCRIPT],
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=outer)
+            self.process = STARTER.submit(subprocess.Popen, ["unshare", "--net", "--mount", "--propagation", "private", "/bin/bash", "-c", SCRIPT],
+                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=outer).result()
         if self.process.stdout.readline() != "unshared\n":
             raise AssertionError(f"{name} did not start: {self.log()}")
         # One hardware address for each address: a pod that takes over another's is found without waiting for ARP.
