@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 import dockerfile
@@ -88,6 +89,26 @@ class Docker(unittest.TestCase):
         named = re.findall(r"conclave_add_subdirectories\(([^)]*)\)", (manifests.ROOT / "CMakeLists.txt").read_text())
         for folder in " ".join(named).split():
             self.assertIn(folder.partition("/")[0], copied)
+
+    @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
+    def test_what_is_copied_is_all_that_the_build_needs(self):
+        stage = RECIPE.stages["build"]
+        with tempfile.TemporaryDirectory(prefix="conclave-context-") as folder:
+            for _, sources, target in stage.copies():
+                for path in sources:
+                    # A directory goes to a name of its own, files go where they were.
+                    self.assertIn(target.rstrip("/"), (path, pathlib.Path(path).parent.as_posix()))
+                    for file in files_below(path):
+                        copy = pathlib.Path(folder, file)
+                        copy.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copy2(manifests.ROOT / file, copy)
+            (build,) = [run for run in stage.runs() if "cmake --preset" in run]
+            configure, build = [" ".join(part.split()) for part in build.split("&&")[:2]]
+            for command in (configure, build + " -- -n"):  # which files, and is each there or made
+                done = subprocess.run(["/bin/sh", "-c", command], cwd=folder, capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, f"{command}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
+            for program in PROGRAMS:
+                self.assertIn(f"bin/{program}\n", done.stdout)
 
     def test_stages(self):
         self.assertEqual(RECIPE.last, "cpu")
