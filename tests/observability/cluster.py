@@ -107,7 +107,8 @@ class Cluster(Processes):
                           "--admin-listen", "127.0.0.1:0"]
         if role in ("expert", "attention"):
             arguments += ["--name", name, "--threads", str(threads)]
-        self.spawn(name, arguments + self.settings + list(more), before, environment)
+        # Of a key that is set twice the first value holds.
+        self.spawn(name, arguments + list(more) + self.settings, before, environment)
 
     def ready_file(self, name):
         return self.directory / f"{name}.ready"
@@ -159,8 +160,8 @@ class Cluster(Processes):
 class Load:
     """Requests without a pause from a few threads, until the block ends. Their prompts begin alike."""
 
-    def __init__(self, cluster, threads=3):
-        self.cluster = cluster
+    def __init__(self, cluster, threads=3, limit=60):
+        self.cluster, self.limit = cluster, limit
         self.stopping = threading.Event()
         self.errors = []
         self.answers = 0
@@ -181,7 +182,8 @@ class Load:
         while not self.stopping.is_set():
             turn += 1
             try:
-                status, body = self.cluster.ask("Count from 3 to 40 and then back again. " * 3 + f"{number} {turn}")
+                status, body = self.cluster.ask("Count from 3 to 40 and then back again. " * 3 + f"{number} {turn}",
+                                                limit=self.limit)
                 if status != 200:
                     self.errors.append(f"{status}: {body}")
                 else:
