@@ -4,9 +4,10 @@ usage: alerts_test.py ROOT BINARIES [SCENE...]      (default: every scene)
 
 The rules are those of deploy/prometheus with windows a twentieth as long (4 s at least) and `for:` cut to 2 s, both by
 observability.shortened(); thresholds, sums and labels are as shipped. Before a fault the alerts that it raises are quiet; while it
-lasts nothing fires but what it names. Every alert of the rules is raised by some fault here, or is in NOT_MADE with the
-reason. Nothing waits for a fixed time, but for faults that are one, such as a process that is stopped for a while. Exits 77
-(skipped) when Prometheus is missing. live_test.py has a few of these alerts with the windows as shipped.
+lasts nothing fires but what it names (and, on a machine without a processor to spare, what SLOW has). Every alert of the rules is
+raised by some fault here, or is in NOT_MADE with the reason. Nothing waits for a fixed time, but for faults that are one, such as a
+process that is stopped for a while. Exits 77 (skipped) when Prometheus is missing. live_test.py has a few of these alerts with the
+windows as shipped.
 """
 
 import contextlib
@@ -35,19 +36,16 @@ DIVISOR = 20
 # {alert: why no fault here raises it}. rules_test.py raises those as well, from series made up.
 NOT_MADE = {}
 
-# What a busy machine may raise beside any fault.
-SLOW = {"ConclaveFirstTokenSlow", "ConclaveTokensSlow", "ConclaveSchedulerStalls"}
+# What a machine on which processes wait seconds for a processor may raise beside any fault: it is about time.
+SLOW = {"ConclaveFirstTokenSlow", "ConclaveTokensSlow", "ConclaveSchedulerStalls", "ConclaveDispatchDeadlines", "ConclaveRetryStorm",
+        "ConclaveRowsHeld", "ConclaveRequestsStalled", "ConclavePartStalled", "ConclaveShardsUnreachable", "ConclaveTargetDown",
+        "ConclaveRoleDown"}
 # On a busy machine a process that gets no processor for seconds is not to count as lost, nor its answers as missing. One that is
 # killed is lost at once all the same.
 PATIENT = ["scheduler.lease_ms=4000", "scheduler.dead_after_ms=100000", "scheduler.dead_after_trouble_ms=100000",
            "scheduler.max_peer_troubles=1000000", "attention.dispatch_deadline_floor_ms=20000"]
 # What may come with processes that are away or do not answer, beside the alerts named.
-AWAY = {"ConclaveMemberLost", "ConclaveTargetDown", "ConclaveRoleDown", "ConclaveNoWorkers", "ConclaveFleetNotReady",
-        "ConclavePlacementIncomplete", "ConclaveShardsUnreachable", "ConclaveRowsHeld", "ConclaveRetryStorm",
-        "ConclaveDispatchDeadlines", "ConclaveRequestsStalled", "ConclavePartStalled"}
-
-# What may come with a process that is there and not reached.
-LACKING = {"ConclavePlacementIncomplete", "ConclaveRowsHeld", "ConclaveRetryStorm", "ConclaveDispatchDeadlines"}
+AWAY = {"ConclaveMemberLost", "ConclaveNoWorkers", "ConclaveFleetNotReady", "ConclavePlacementIncomplete"}
 
 
 class Alerts:
@@ -299,7 +297,7 @@ def stopped(root, binaries, directory):
                 for shard in ("expert-1", "expert-2"):
                     subprocess.run([cluster.binaries / "conclave", "drain", shard, "--wait", "--scheduler",
                                     cluster.address("scheduler", "grpc")], check=True, capture_output=True, timeout=LIMIT)
-            alerts.expect(drain, "ConclaveExpertImbalance", also={"ConclavePlacementIncomplete", "ConclaveShardsUnreachable"})
+            alerts.expect(drain, "ConclaveExpertImbalance", also={"ConclavePlacementIncomplete"})
         require(not load.errors, f"requests failed: {load.errors}")
     return alerts.raised
 
@@ -330,7 +328,8 @@ def lossy(root, binaries, directory):
 def lost(root, binaries, directory):
     """Processes that are killed."""
     with scene(root, binaries, directory, settings=["scheduler.lease_ms=1000"]) as (cluster, alerts):
-        gone = AWAY - {"ConclaveMemberLost"}  # which lasts as long as its window
+        # All but what lasts as long as its window.
+        gone = AWAY - {"ConclaveMemberLost"} | {"ConclaveRoleDown", "ConclaveTargetDown", "ConclaveShardsUnreachable"}
 
         def ready(name):
             eventually(lambda: get(cluster.ops(name), "/readyz")[0] == 200, LIMIT, f"{name} again")
@@ -342,14 +341,14 @@ def lost(root, binaries, directory):
                 time.sleep(0.8)
                 cluster.running["scheduler"].send_signal(signal.SIGCONT)
             return again
-        alerts.expect(late, "ConclaveSchedulerStalls", also={"ConclaveTargetDown", "ConclaveRoleDown"})
+        alerts.expect(late, "ConclaveSchedulerStalls")
         require("ConclaveMemberLost" not in alerts.now(), "a scheduler that stood still blames others")
 
         def one_shard():
             """a shard of two killed"""
             cluster.kill("expert-1")
         alerts.expect(one_shard, "ConclaveMemberLost", "ConclaveTargetDown", "ConclavePlacementIncomplete",
-                      also=AWAY - {"ConclaveRoleDown", "ConclaveNoWorkers", "ConclaveFleetNotReady"})
+                      also=AWAY - {"ConclaveNoWorkers", "ConclaveFleetNotReady"})
         require(("ConclaveTargetDown", cluster.ops("expert-1")) in firing(alerts.prometheus), "another target is down")
         cluster.restart("expert-1")
         alerts.wait_gone(*gone, after="the shard's restart")
@@ -366,7 +365,7 @@ def lost(root, binaries, directory):
             cluster.kill("scheduler")
         alerts.expect(scheduler, "ConclaveRoleDown", "ConclaveTargetDown", "ConclaveFleetNotReady", also=AWAY)
         roles = {a["labels"].get("job") for (name, _), a in firing(alerts.prometheus).items() if name == "ConclaveRoleDown"}
-        require(roles == {"conclave-scheduler"}, f"roles down: {roles}")
+        require("conclave-scheduler" in roles, f"roles down: {roles}")
         cluster.restart("scheduler")
         ready("router")
         alerts.quiet()
@@ -441,14 +440,14 @@ def strangers(root, binaries, directory):
         def shard():
             """a shard with another secret"""
             cluster.start_one("expert-9", "--set", f"transport.secret_file={secrets['another']}")
-        alerts.expect(shard, "ConclaveShardsUnreachable", also=LACKING)
+        alerts.expect(shard, "ConclaveShardsUnreachable", also={"ConclavePlacementIncomplete"})
         cluster.kill("expert-9")
         alerts.wait_gone("ConclaveShardsUnreachable", after="its end")
 
         def worker():
             """a worker with another secret"""
             cluster.start_one("attention-9", "--set", f"transport.secret_file={secrets['another']}")
-        alerts.expect(worker, "ConclaveMembersRefused", also=LACKING | {"ConclaveMemberLost"})
+        alerts.expect(worker, "ConclaveMembersRefused", also={"ConclavePlacementIncomplete", "ConclaveMemberLost"})
         refusing = {address for name, address in firing(alerts.prometheus) if name == "ConclaveMembersRefused"}
         require(refusing <= {cluster.ops("expert-0"), cluster.ops("expert-1")}, f"refused by {refusing}")
         cluster.kill("attention-9")
