@@ -103,7 +103,7 @@ def scene(root, binaries, directory, settings=(), before=None, **shape):
         (directory / part).mkdir()
     settings = {setting.split("=")[0]: setting for setting in [*PATIENT, *settings]}.values()
     with Cluster(binaries, root / "models/demo-m2", directory / "cluster", settings=settings, **shape) as cluster:
-        cluster.start()
+        cluster.start(LIMIT)
         if before:
             before(cluster)
         with Prometheus(directory / "prometheus") as prometheus:
