@@ -30,7 +30,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Where `conclave status` and `conclave timeline` look if they are not told otherwise.
 constexpr uint16_t kSchedulerPort = 7070;
+constexpr uint16_t kAdminPort = 8003;
 
 struct UpFlags {
   std::string model;
@@ -108,20 +110,21 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   if (flags.attention > 0) config.supervisor.attention_workers = static_cast<uint32_t>(flags.attention);
   if (flags.experts > 0) config.supervisor.expert_shards = static_cast<uint32_t>(flags.experts);
   if (flags.config.empty()) {
-    const std::pair<const char*, std::string*> addresses[] = {
-        {"CONCLAVE_SCHEDULER_LISTEN", &config.scheduler.listen},
-        {"CONCLAVE_SCHEDULER_OPS_LISTEN", &config.scheduler.ops_listen},
-        {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen},
-        {"CONCLAVE_ROUTER_ADMIN_LISTEN", &config.router.admin_listen}};
-    for (const auto& [variable, address] : addresses) {
+    struct Address {
+      const char* variable;
+      std::string* value;
+      uint16_t of_first;  // the port that the first cluster of this machine has; 0: any
+    };
+    const Address addresses[] = {{"CONCLAVE_SCHEDULER_LISTEN", &config.scheduler.listen, kSchedulerPort},
+                                 {"CONCLAVE_SCHEDULER_OPS_LISTEN", &config.scheduler.ops_listen, 0},
+                                 {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen, 0},
+                                 {"CONCLAVE_ROUTER_ADMIN_LISTEN", &config.router.admin_listen, kAdminPort}};
+    const bool first = first_cluster_here();
+    for (const auto& [variable, value, of_first] : addresses) {
       if (environment.contains(variable)) continue;
-      uint16_t wanted = 0;
-      if (address == &config.scheduler.listen) {
-        // Set for `conclave status`, the address would lead our members past our own scheduler.
-        config.scheduler.address.clear();
-        if (first_cluster_here()) wanted = kSchedulerPort;  // where `conclave status` looks
-      }
-      ASSIGN_OR_RETURN(*address, free_loopback_address(wanted));
+      // Set for `conclave status`, the address would lead our members past our own scheduler.
+      if (value == &config.scheduler.listen) config.scheduler.address.clear();
+      ASSIGN_OR_RETURN(*value, free_loopback_address(first ? of_first : 0));
     }
   }
   // A restarted process must come back where others look for it, so port 0 is settled once, here.
@@ -180,6 +183,12 @@ Status write_file(const std::string& path, const std::string& text) {
   return out.flush() ? OkStatus() : failed_precondition("cannot write " + path);
 }
 
+// " --flag ADDRESS" where a command would look elsewhere without it.
+std::string where(const char* flag, const std::string& address, uint16_t usual_port) {
+  const bool usual = address == "127.0.0.1:" + std::to_string(usual_port);
+  return usual ? "" : " " + std::string(flag) + " " + address;
+}
+
 std::string sibling_program(const std::string& name) {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
@@ -191,14 +200,16 @@ void print_addresses(const ClusterConfig& config, const std::string& logs) {
   std::printf("ready: %s\n", config.model.path.c_str());
   std::printf("  HTTP      http://%s/v1\n", config.router.http_listen.c_str());
   std::printf("  gRPC      %s\n", config.router.grpc_listen.c_str());
-  if (!config.router.admin_listen.empty())
-    std::printf("  admin     http://%s/admin/requests\n", config.router.admin_listen.c_str());
+  const std::string& admin = config.router.admin_listen;
+  if (!admin.empty()) {
+    std::printf("  admin     http://%s/admin/requests\n", admin.c_str());
+    std::printf("  timeline  conclave timeline ID%s\n", where("--admin", admin, kAdminPort).c_str());
+  }
   std::printf("  metrics   http://%s/metrics\n", config.router.ops_listen.c_str());
   if (!logs.empty()) {
     std::printf("            http://%s/metrics (scheduler)\n", config.scheduler.ops_listen.c_str());
-    const std::string& scheduler = config.scheduler.connect_address();
-    const bool usual = scheduler == "127.0.0.1:" + std::to_string(kSchedulerPort);
-    std::printf("  status    conclave status%s\n", usual ? "" : (" --scheduler " + scheduler).c_str());
+    std::printf("  status    conclave status%s\n",
+                where("--scheduler", config.scheduler.connect_address(), kSchedulerPort).c_str());
     std::printf("  logs      %s\n", logs.c_str());
   }
   std::fflush(stdout);

@@ -37,6 +37,20 @@ std::vector<pid_t> children(pid_t parent, const std::string& program) {
   return out;
 }
 
+// What the command says that `conclave up` printed as "  NAME  conclave NAME ...", with `id` for its ID.
+std::string printed(const std::string& log, const std::string& name, const std::string& id = "") {
+  const std::string head = "conclave " + name;
+  const size_t at = log.find(head);
+  if (at == std::string::npos) return "there is no line of '" + head + "' in: " + log;
+  std::istringstream words(log.substr(at, log.find('\n', at) - at));
+  std::vector<std::string> arguments;
+  for (std::string word; words >> word;) arguments.push_back(word == "ID" ? id : word);
+  Process process = Process::start("conclave", {arguments.begin() + 1, arguments.end()},
+                                   ClusterEnvironment::directory() + "/printed-" + name + ".log");
+  EXPECT_EQ(process.wait(60 * kSecond), 0) << process.log();
+  return process.log();
+}
+
 TEST(UpTest, MistakesOnTheCommandLineNameTheFlag) {
   struct Case {
     std::vector<std::string> arguments;
@@ -86,12 +100,14 @@ TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
   ASSERT_TRUE(address.starts_with("http://")) << up.log();
   address = address.substr(7, address.find_last_not_of("\n/") - 6);
 
-  // The first cluster of a machine is where `conclave status` looks.
-  if (up.log().find("  status    conclave status\n") != std::string::npos) {
-    Process status = Process::start("conclave", {"status"}, ClusterEnvironment::directory() + "/status.log");
-    EXPECT_EQ(status.wait(20 * kSecond), 0) << status.log();
-    EXPECT_THAT(status.log(), HasSubstr("attention-0"));
-  }
+  // What it prints is how to ask it: without an address where it is the first cluster of the machine.
+  EXPECT_THAT(printed(up.log(), "status"), HasSubstr("attention-0"));
+  const auto followed =
+      http_post(address, "/v1/completions", completion_body(0, 4, false), kCompletionLimit, {},
+                "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n"
+                "x-request-id: followed\r\n");
+  ASSERT_TRUE(followed.ok()) << followed.status();
+  EXPECT_THAT(printed(up.log(), "timeline", "followed"), HasSubstr("\"traceEvents\""));
 
   const uint32_t kStreams = 16, kTokens = 480;
   std::vector<std::string> expected;
