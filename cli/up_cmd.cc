@@ -15,6 +15,8 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/http_client.h"
@@ -41,6 +43,7 @@ struct UpFlags {
   std::optional<std::string> grpc;
   std::string run_dir;
   std::string ready_file;
+  std::vector<std::string> sets;  // section.key=value
   int attention = 0;
   int experts = 0;
   bool in_process = false;
@@ -89,13 +92,27 @@ Status take_address(const std::optional<std::string>& flag, const char* name, st
   return OkStatus();
 }
 
-// Flags over environment over file over defaults. Addresses that nobody chose get free ports, so that several
-// clusters live side by side.
+// Flags over --set over environment over file over defaults. Addresses that nobody chose get free ports, so
+// that several clusters live side by side.
 StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   const Environment environment = process_environment();
   ASSIGN_OR_RETURN(LoadedConfig loaded, load_config_file(flags.config, environment));
   for (const auto& warning : loaded.warnings) std::fprintf(stderr, "conclave: %s\n", warning.c_str());
   ClusterConfig config = std::move(loaded.config);
+  // Set for `conclave status`, the address would lead our members past our own scheduler.
+  if (flags.config.empty() && !environment.contains("CONCLAVE_SCHEDULER_LISTEN"))
+    config.scheduler.address.clear();
+  std::set<std::string> chosen;  // keys, by environment or --set
+  for (const ConfigField& field : config_fields(config))
+    if (environment.contains(field.environment_name())) chosen.insert(field.name());
+  for (const std::string& set : flags.sets) {
+    const size_t equals = set.find('=');
+    if (equals == std::string::npos) return invalid_field("--set", "'" + set + "': write section.key=value");
+    const std::string key = set.substr(0, equals);
+    if (Status taken = set_config_key(config, key, set.substr(equals + 1)); !taken.ok())
+      return invalid_field("--set", message_of(taken));
+    chosen.insert(key);
+  }
   if (!flags.model.empty()) config.model.path = flags.model;
   if (config.model.path.empty())
     return invalid_field("--model", "name a checkpoint directory (or model.path in --config)");
@@ -111,19 +128,17 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   if (flags.experts > 0) config.supervisor.expert_shards = static_cast<uint32_t>(flags.experts);
   if (flags.config.empty()) {
     struct Address {
-      const char* variable;
+      const char* key;
       std::string* value;
       uint16_t of_first;  // the port that the first cluster of this machine has; 0: any
     };
-    const Address addresses[] = {{"CONCLAVE_SCHEDULER_LISTEN", &config.scheduler.listen, kSchedulerPort},
-                                 {"CONCLAVE_SCHEDULER_OPS_LISTEN", &config.scheduler.ops_listen, 0},
-                                 {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen, 0},
-                                 {"CONCLAVE_ROUTER_ADMIN_LISTEN", &config.router.admin_listen, kAdminPort}};
+    const Address addresses[] = {{"scheduler.listen", &config.scheduler.listen, kSchedulerPort},
+                                 {"scheduler.ops_listen", &config.scheduler.ops_listen, 0},
+                                 {"router.ops_listen", &config.router.ops_listen, 0},
+                                 {"router.admin_listen", &config.router.admin_listen, kAdminPort}};
     const bool first = first_cluster_here();
-    for (const auto& [variable, value, of_first] : addresses) {
-      if (environment.contains(variable)) continue;
-      // Set for `conclave status`, the address would lead our members past our own scheduler.
-      if (value == &config.scheduler.listen) config.scheduler.address.clear();
+    for (const auto& [key, value, of_first] : addresses) {
+      if (chosen.contains(key)) continue;
       ASSIGN_OR_RETURN(*value, free_loopback_address(first ? of_first : 0));
     }
   }
@@ -333,6 +348,10 @@ void add_up_command(CLI::App& app, Command& chosen) {
   command->add_flag("--in-process", flags->in_process,
                     "Everything in this process, hidden states over loopback");
   command->add_option("--config", flags->config, "Cluster configuration (YAML)");
+  command
+      ->add_option("--set", flags->sets,
+                   "Override a config key of every process: section.key=value; may be repeated")
+      ->allow_extra_args(false);
   command->add_option("--run-dir", flags->run_dir,
                       "Where configuration and logs of the run go (default: a new temporary folder)");
   command->add_option("--ready-file", flags->ready_file,
