@@ -21,7 +21,7 @@ import manifests
 
 BIN_DIR = pathlib.Path(os.environ["CONCLAVE_BIN_DIR"]).resolve()
 # Stand in for CUDA's image, of which the stage ucx-cuda needs the headers, the runtime, and libraries to link against.
-CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.9.79", "nvidia-nvml-dev-cu12==12.9.79"]
+CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86", "nvidia-nvml-dev-cu12==12.9.79"]
 OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1"}
 
 SERVE = r"""
