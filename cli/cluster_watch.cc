@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 #include <future>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -12,8 +13,19 @@
 namespace conclave::cli {
 namespace {
 
-constexpr char kFirstToken[] = "conclave_router_time_to_first_token_seconds";
-constexpr char kPerToken[] = "conclave_router_time_per_output_token_seconds";
+// The histograms that are read, and what they are in the view.
+struct LatencySource {
+  const char* metric;
+  bool scheduler;  // of it, else of routers
+  Percentiles StatusView::*shown;
+};
+constexpr LatencySource kSources[] = {
+    {"conclave_router_time_to_first_token_seconds", false, &StatusView::first_token},
+    {"conclave_router_time_per_output_token_seconds", false, &StatusView::per_token},
+    {"conclave_router_inter_token_seconds", false, &StatusView::token_gap},
+    {"conclave_router_request_duration_seconds", false, &StatusView::whole},
+    {"conclave_scheduler_queue_seconds", true, &StatusView::queue},
+};
 
 std::string clock_text(int64_t wall_ns) {
   const auto seconds = static_cast<time_t>(wall_ns / kSecond);
@@ -142,7 +154,10 @@ Rates rates_between(const v1::StatusReply& before, const v1::StatusReply& now) {
 }
 
 ClusterWatch::ClusterWatch(std::string address, std::unique_ptr<ClusterControl> control, bool latencies)
-    : address_(std::move(address)), control_(std::move(control)), latencies_(latencies) {}
+    : address_(std::move(address)),
+      control_(std::move(control)),
+      latencies_(latencies),
+      windows_(std::size(kSources), LatencyWindow(kWindow)) {}
 
 StatusView ClusterWatch::look() {
   StatusOr<v1::StatusReply> reply = control_->status(kLookLimit);
@@ -178,18 +193,23 @@ StatusView ClusterWatch::look() {
 void ClusterWatch::add_latencies(StatusView& view) {
   struct Scrape {
     std::string address;
+    bool scheduler;
     std::future<StatusOr<HttpResponse>> page;
   };
   std::vector<Scrape> scrapes;
+  const auto scrape_one = [&scrapes](const std::string& address, bool scheduler) {
+    const auto url = parse_url(address);
+    if (address.empty() || !url.ok() || scrapes.size() > kMaxRouters) return;
+    scrapes.push_back({address, scheduler, std::async(std::launch::async, [url = *url] {
+                         return http_request(url, "GET", "/metrics", "", kScrapeLimit);
+                       })});
+  };
+  scrape_one(view.ops_address, true);
   size_t routers = 0;
   for (const MemberView& member : view.members) {
     if (member.kind != MemberView::Kind::kRouter) continue;
     ++routers;
-    const auto url = parse_url(member.ops_address);
-    if (member.ops_address.empty() || !url.ok() || scrapes.size() >= kMaxRouters) continue;
-    scrapes.push_back({member.ops_address, std::async(std::launch::async, [url = *url] {
-                         return http_request(url, "GET", "/metrics", "", kScrapeLimit);
-                       })});
+    scrape_one(member.ops_address, false);
   }
   const TimePoint now = steady_now();
   std::string problem =
@@ -198,17 +218,21 @@ void ClusterWatch::add_latencies(StatusView& view) {
   for (Scrape& scrape : scrapes) {
     const StatusOr<HttpResponse> page = scrape.page.get();
     if (!page.ok() || page->status != 200) {
+      if (scrape.scheduler) continue;  // what it alone has stays unknown
       problem = "no metrics of " + scrape.address +
                 (page.ok() ? ": HTTP " + std::to_string(page->status) : ": it cannot be reached from here");
       continue;
     }
-    ++read;
-    first_token_.look(scrape.address, read_histogram(page->body, kFirstToken), now);
-    per_token_.look(scrape.address, read_histogram(page->body, kPerToken), now);
+    read += !scrape.scheduler;
+    for (size_t i = 0; i < windows_.size(); ++i) {
+      if (kSources[i].scheduler != scrape.scheduler) continue;
+      windows_[i].look(scrape.address, read_histogram(page->body, kSources[i].metric), now);
+    }
   }
-  view.latency_window_s = seconds(first_token_.reaches(now));
-  view.first_token = percentiles_of(first_token_.observed());
-  view.per_token = percentiles_of(per_token_.observed());
+  view.latency_window_s = seconds(windows_.front().reaches(now));
+  for (size_t i = 0; i < windows_.size(); ++i) {
+    view.*kSources[i].shown = percentiles_of(windows_[i].observed());
+  }
   if (read == 0) view.latency_problem = problem;
 }
 

@@ -1,9 +1,10 @@
-// Looks at a cluster again and again: the scheduler's status, and the histograms of its routers.
+// Looks at a cluster again and again: the scheduler's status, and the histograms of it and its routers.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/cluster_control.h"
 #include "cli/prom_text.h"
@@ -25,7 +26,7 @@ std::string ops_address_at(const std::string& announced, const std::string& host
 // One thread at a time.
 class ClusterWatch {
  public:
-  // Asks the routers for their histograms unless `latencies` is false.
+  // Asks the routers and the scheduler for their histograms unless `latencies` is false.
   ClusterWatch(std::string address, std::unique_ptr<ClusterControl> control, bool latencies = true);
 
   // A look now. Blocks for at most about kLookLimit + kScrapeLimit. What could not be reached is said in the
@@ -47,8 +48,7 @@ class ClusterWatch {
   std::optional<StatusView> last_;  // the last one with an answer
   std::optional<TimePoint> lost_at_;
   std::string lost_clock_;
-  LatencyWindow first_token_{kWindow};
-  LatencyWindow per_token_{kWindow};
+  std::vector<LatencyWindow> windows_;  // of each histogram that is read
 };
 
 }  // namespace conclave::cli

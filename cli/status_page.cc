@@ -179,7 +179,7 @@ PageLine latency_line(const char* label, const Percentiles& p, const StatusView&
   row.cell(label, kLabel, Tone::kDim);
   if (p.count <= 0 || !std::isfinite(p.count)) {
     return row
-        .add(v.latency_problem.empty() ? "no request ended in the last " + short_age(v.latency_window_s)
+        .add(v.latency_problem.empty() ? "nothing seen in the last " + short_age(v.latency_window_s)
                                        : v.latency_problem,
              Tone::kDim)
         .take();
@@ -378,8 +378,12 @@ std::vector<PageLine> render_status(const StatusView& v, PageSize size) {
   if (!v.reachable && !v.ever_reached) return out;
   out.push_back(tokens_line(v, width));
   out.push_back(requests_line(v, width));
+  const bool roomy = height >= kRoomyHeight;
+  if (roomy) out.push_back(latency_line("queue", v.queue, v, width));
   out.push_back(latency_line("first token", v.first_token, v, width));
   out.push_back(latency_line("per token", v.per_token, v, width));
+  if (roomy) out.push_back(latency_line("token gaps", v.token_gap, v, width));
+  if (roomy) out.push_back(latency_line("whole", v.whole, v, width));
   out.push_back(kv_line(v, width));
   out.push_back(placement_line(v, width));
 

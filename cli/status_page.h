@@ -25,6 +25,7 @@ struct PageSize {
 };
 inline constexpr size_t kMinWidth = 40;
 inline constexpr size_t kMinHeight = 8;
+inline constexpr size_t kRoomyHeight = 24;   // from here on all latencies are shown, not the two main ones
 inline constexpr double kEventMinutes = 10;  // older ones are not shown
 
 // At most `height` lines (kMinHeight where it is less) of at most `width` columns each. Where members do not

@@ -87,7 +87,9 @@ struct StatusView {
   std::vector<EventView> events;  // the oldest first
   Totals totals;
   Rates rates;
-  Percentiles first_token, per_token;
+  // Of requests: until their first start, their first token, their end; of tokens: the mean of each request,
+  // and each gap for itself.
+  Percentiles queue, first_token, whole, per_token, token_gap;
   double latency_window_s = 0;  // how far back they go
   std::string latency_problem;  // why there are none; empty: there are, or nothing was observed
 };

@@ -47,7 +47,7 @@ Status run_timeline(const TimelineFlags& flags) {
   if (!response.ok()) {
     return make_status(response.status().code(),
                        message_of(response.status()) +
-                           "; --admin names the router's admin address, as `conclave up` printed it");
+                           "; name the router's admin address with --admin, as `conclave up` printed it");
   }
   if (response->status != 200) return error_from(*response);
   if (flags.out.empty()) {

@@ -15,6 +15,8 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/http_client.h"
@@ -30,7 +32,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Where `conclave status` and `conclave timeline` look if they are not told otherwise.
 constexpr uint16_t kSchedulerPort = 7070;
+constexpr uint16_t kAdminPort = 8003;
 
 struct UpFlags {
   std::string model;
@@ -39,6 +43,7 @@ struct UpFlags {
   std::optional<std::string> grpc;
   std::string run_dir;
   std::string ready_file;
+  std::vector<std::string> sets;  // section.key=value
   int attention = 0;
   int experts = 0;
   bool in_process = false;
@@ -87,13 +92,27 @@ Status take_address(const std::optional<std::string>& flag, const char* name, st
   return OkStatus();
 }
 
-// Flags over environment over file over defaults. Addresses that nobody chose get free ports, so that several
-// clusters live side by side.
+// Flags over --set over environment over file over defaults. Addresses that nobody chose get free ports, so
+// that several clusters live side by side.
 StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   const Environment environment = process_environment();
   ASSIGN_OR_RETURN(LoadedConfig loaded, load_config_file(flags.config, environment));
   for (const auto& warning : loaded.warnings) std::fprintf(stderr, "conclave: %s\n", warning.c_str());
   ClusterConfig config = std::move(loaded.config);
+  // Set for `conclave status`, the address would lead our members past our own scheduler.
+  if (flags.config.empty() && !environment.contains("CONCLAVE_SCHEDULER_LISTEN"))
+    config.scheduler.address.clear();
+  std::set<std::string> chosen;  // keys, by environment or --set
+  for (const ConfigField& field : config_fields(config))
+    if (environment.contains(field.environment_name())) chosen.insert(field.name());
+  for (const std::string& set : flags.sets) {
+    const size_t equals = set.find('=');
+    if (equals == std::string::npos) return invalid_field("--set", "'" + set + "': write section.key=value");
+    const std::string key = set.substr(0, equals);
+    if (Status taken = set_config_key(config, key, set.substr(equals + 1)); !taken.ok())
+      return invalid_field("--set", message_of(taken));
+    chosen.insert(key);
+  }
   if (!flags.model.empty()) config.model.path = flags.model;
   if (config.model.path.empty())
     return invalid_field("--model", "name a checkpoint directory (or model.path in --config)");
@@ -108,20 +127,19 @@ StatusOr<ClusterConfig> effective_config(const UpFlags& flags) {
   if (flags.attention > 0) config.supervisor.attention_workers = static_cast<uint32_t>(flags.attention);
   if (flags.experts > 0) config.supervisor.expert_shards = static_cast<uint32_t>(flags.experts);
   if (flags.config.empty()) {
-    const std::pair<const char*, std::string*> addresses[] = {
-        {"CONCLAVE_SCHEDULER_LISTEN", &config.scheduler.listen},
-        {"CONCLAVE_SCHEDULER_OPS_LISTEN", &config.scheduler.ops_listen},
-        {"CONCLAVE_ROUTER_OPS_LISTEN", &config.router.ops_listen},
-        {"CONCLAVE_ROUTER_ADMIN_LISTEN", &config.router.admin_listen}};
-    for (const auto& [variable, address] : addresses) {
-      if (environment.contains(variable)) continue;
-      uint16_t wanted = 0;
-      if (address == &config.scheduler.listen) {
-        // Set for `conclave status`, the address would lead our members past our own scheduler.
-        config.scheduler.address.clear();
-        if (first_cluster_here()) wanted = kSchedulerPort;  // where `conclave status` looks
-      }
-      ASSIGN_OR_RETURN(*address, free_loopback_address(wanted));
+    struct Address {
+      const char* key;
+      std::string* value;
+      uint16_t of_first;  // the port that the first cluster of this machine has; 0: any
+    };
+    const Address addresses[] = {{"scheduler.listen", &config.scheduler.listen, kSchedulerPort},
+                                 {"scheduler.ops_listen", &config.scheduler.ops_listen, 0},
+                                 {"router.ops_listen", &config.router.ops_listen, 0},
+                                 {"router.admin_listen", &config.router.admin_listen, kAdminPort}};
+    const bool first = first_cluster_here();
+    for (const auto& [key, value, of_first] : addresses) {
+      if (chosen.contains(key)) continue;
+      ASSIGN_OR_RETURN(*value, free_loopback_address(first ? of_first : 0));
     }
   }
   // A restarted process must come back where others look for it, so port 0 is settled once, here.
@@ -180,6 +198,12 @@ Status write_file(const std::string& path, const std::string& text) {
   return out.flush() ? OkStatus() : failed_precondition("cannot write " + path);
 }
 
+// " --flag ADDRESS" where a command would look elsewhere without it.
+std::string where(const char* flag, const std::string& address, uint16_t usual_port) {
+  const bool usual = address == "127.0.0.1:" + std::to_string(usual_port);
+  return usual ? "" : " " + std::string(flag) + " " + address;
+}
+
 std::string sibling_program(const std::string& name) {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
@@ -191,14 +215,16 @@ void print_addresses(const ClusterConfig& config, const std::string& logs) {
   std::printf("ready: %s\n", config.model.path.c_str());
   std::printf("  HTTP      http://%s/v1\n", config.router.http_listen.c_str());
   std::printf("  gRPC      %s\n", config.router.grpc_listen.c_str());
-  if (!config.router.admin_listen.empty())
-    std::printf("  admin     http://%s/admin/requests\n", config.router.admin_listen.c_str());
+  const std::string& admin = config.router.admin_listen;
+  if (!admin.empty()) {
+    std::printf("  admin     http://%s/admin/requests\n", admin.c_str());
+    std::printf("  timeline  conclave timeline ID%s\n", where("--admin", admin, kAdminPort).c_str());
+  }
   std::printf("  metrics   http://%s/metrics\n", config.router.ops_listen.c_str());
   if (!logs.empty()) {
     std::printf("            http://%s/metrics (scheduler)\n", config.scheduler.ops_listen.c_str());
-    const std::string& scheduler = config.scheduler.connect_address();
-    const bool usual = scheduler == "127.0.0.1:" + std::to_string(kSchedulerPort);
-    std::printf("  status    conclave status%s\n", usual ? "" : (" --scheduler " + scheduler).c_str());
+    std::printf("  status    conclave status%s\n",
+                where("--scheduler", config.scheduler.connect_address(), kSchedulerPort).c_str());
     std::printf("  logs      %s\n", logs.c_str());
   }
   std::fflush(stdout);
@@ -322,6 +348,10 @@ void add_up_command(CLI::App& app, Command& chosen) {
   command->add_flag("--in-process", flags->in_process,
                     "Everything in this process, hidden states over loopback");
   command->add_option("--config", flags->config, "Cluster configuration (YAML)");
+  command
+      ->add_option("--set", flags->sets,
+                   "Override a config key of every process: section.key=value; may be repeated")
+      ->allow_extra_args(false);
   command->add_option("--run-dir", flags->run_dir,
                       "Where configuration and logs of the run go (default: a new temporary folder)");
   command->add_option("--ready-file", flags->ready_file,

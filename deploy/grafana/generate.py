@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the dashboards: deploy/grafana/dashboards/*.json.
+"""Writes the dashboards, deploy/grafana/dashboards/*.json, and the page about them, docs/dashboards.md.
 
-usage: generate.py [DIRECTORY]      (default: dashboards beside this file)
+usage: generate.py
 
-The JSON is committed and never edited by hand; tests/observability checks that it is what this file writes. Each dashboard
+Both are committed and never edited by hand; tests/observability checks that they are what this file writes. Each dashboard
 has a variable for its data source, and reads the metrics of docs/metrics.md and the recorded series of deploy/prometheus.
 """
 
 import json
 import pathlib
-import sys
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
@@ -150,13 +149,14 @@ def overview():
               stacked=True),
         panel("Resident memory", "Of each process; pages of the mapped checkpoint that it has touched are in it.", "bytes",
               ("process_resident_memory_bytes", "{{job}} {{instance}}")),
-        panel("Alerts", "Alerts that fire now, with their severity.", "none",
-              ('sum by (alertname, severity) (ALERTS{alertstate="firing",alertname=~"Conclave.+"}) or vector(0)', ""),
-              kind="table"),
-        panel("Versions", "Processes by version and role.", "none",
-              ("count by (version, role) (conclave_build_info)", ""), kind="table"),
         panel("Targets down", "Processes that Prometheus knows and that don't answer.", "none",
-              ('count by (job) (up{job=~"conclave-.+"} == 0) or vector(0)', "{{job}}")),
+              ('sum by (job) (1 - up{job=~"conclave-.+"})', "{{job}}")),
+        panel("Alerts", "Alerts that fire now, with their severity.", "none",
+              ('sum by (alertname, severity) (ALERTS{alertstate="firing",alertname=~"Conclave.+"}) '
+               'or on () label_replace(vector(0), "alertname", "none", "", "")', ""),
+              kind="table", width=12, height=6),
+        panel("Versions", "Processes by version and role.", "none",
+              ("count by (version, role) (conclave_build_info)", ""), kind="table", width=12, height=6),
     ])
 
 
@@ -169,12 +169,13 @@ def latency():
         return [(quantile(q, histogram), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)]
 
     return dashboard("latency", "Latency", "How long clients wait, and for what.", [
-        panel("Time to first token", "From a request's arrival at the router to its first token.", "s", *quantiles(ttft)),
+        panel("Time to first token", "From a request's arrival at the router to its first token.", "s", *quantiles(ttft),
+              width=6),
         panel("Between tokens", "From one token of a choice to its next, each gap by itself: stalls show here.", "s",
-              *quantiles(gap)),
+              *quantiles(gap), width=6),
         panel("Time per output token", "From a request's first token to its end, by the tokens after the first: the mean of "
-              "each request.", "s", *quantiles(mean_gap)),
-        panel("Whole requests", "From arrival to the end, whatever their length.", "s", *quantiles(whole)),
+              "each request.", "s", *quantiles(mean_gap), width=6),
+        panel("Whole requests", "From arrival to the end, whatever their length.", "s", *quantiles(whole), width=6),
         heatmap("Time to first token, distribution", "Requests a second by the time to their first token.", "reqps",
                 f"sum by (le) (rate({ttft}_bucket[{RATE}]))", "{{le}}", axis="s"),
         heatmap("Between tokens, distribution", "Tokens a second by the time since the one before.", "ops",
@@ -189,12 +190,13 @@ def latency():
         panel("Mean step", "Time of one step of a worker: computing, and waiting for experts.", "s",
               (f"{rate('conclave_attention_compute_seconds_total')} / {rate('conclave_attention_steps_total')}", "computing"),
               (f"{rate('conclave_attention_expert_wait_seconds_total')} / {rate('conclave_attention_steps_total')}",
-               "waiting for experts"), stacked=True),
-        panel("Prompt lengths", "Tokens of a request's prompt.", "none", *quantiles("conclave_router_request_prompt_tokens")),
+               "waiting for experts"), stacked=True, width=6),
+        panel("Prompt lengths", "Tokens of a request's prompt.", "none", *quantiles("conclave_router_request_prompt_tokens"),
+              width=6),
         panel("Generated lengths", "Tokens generated for a request.", "none",
-              *quantiles("conclave_router_request_generated_tokens")),
+              *quantiles("conclave_router_request_generated_tokens"), width=6),
         panel("Prefix hits", "Share of the known tokens of sequences that start which the cache had.", "percentunit",
-              ("conclave:prefix_hits:ratio_rate5m", "hits"), maximum=1),
+              ("conclave:prefix_hits:ratio_rate5m", "hits"), maximum=1, width=6),
     ])
 
 
@@ -253,8 +255,6 @@ def experts():
         panel("Rows a read of weights", "Mean rows for which an expert's weights are read once.", "none",
               (f"{rate('conclave_expert_rows_total', 'instance')} / {rate('conclave_expert_runs_total', 'instance')}",
                "{{instance}}")),
-        panel("Waiting rows", "(row, expert) pairs that wait in a shard (bound: experts.max_queued_items).", "none",
-              ("sum by (instance) (conclave_expert_queued_rows)", "{{instance}}")),
         heatmap("Load by shard, as the planner sees it", "Rows a second a shard computes, weighted.", "short",
                 "sum by (shard) (conclave_scheduler_shard_load_rows)", "{{shard}}", width=16),
         panel("Imbalance, as the planner sees it", "The busiest shard over the mean: in all, and in the worst layer.", "none",
@@ -264,6 +264,8 @@ def experts():
                 "max by (layer) (conclave_scheduler_layer_busiest_expert_ratio)", "{{layer}}", width=12),
         heatmap("Busiest shard by layer", "Load of a layer's busiest shard over the mean, as homes are now; 1 is even.", "none",
                 "max by (layer) (conclave_scheduler_layer_busiest_shard_ratio)", "{{layer}}", width=12),
+        panel("Waiting rows", "(row, expert) pairs that wait in a shard (bound: experts.max_queued_items).", "none",
+              ("sum by (instance) (conclave_expert_queued_rows)", "{{instance}}")),
         panel("The busiest experts", "Rows a second of the 16 experts of all layers that are asked for most.", "short",
               ("sum by (layer, expert) (conclave_scheduler_busy_expert_load_rows)", "layer {{layer}} expert {{expert}}")),
         panel("Hot layers", "Share of a layer's load that its eight busiest experts have: the five layers with most.",
@@ -306,16 +308,16 @@ def data_plane():
               (rate("conclave_transport_sent_messages_total", "job, instance"), "{{job}} {{instance}}")),
         panel("Dispatches and replies", "Dispatches of workers and replies they got, a second.", "ops",
               (rate("conclave_attention_dispatches_total"), "dispatches"),
-              (rate("conclave_attention_combines_total"), "replies")),
+              (rate("conclave_attention_combines_total"), "replies"), width=6),
         panel("Waiting for experts", "Seconds a second that steps of a worker wait for experts.", "s",
-              (rate("conclave_attention_expert_wait_seconds_total", "instance"), "{{instance}}")),
+              (rate("conclave_attention_expert_wait_seconds_total", "instance"), "{{instance}}"), width=6),
         panel("Share of steps spent waiting", "Waiting for experts over the whole time of steps: what overlap does not hide.",
               "percentunit",
               (f"{rate('conclave_attention_expert_wait_seconds_total')} / "
                f"({rate('conclave_attention_compute_seconds_total')} + "
-               f"{rate('conclave_attention_expert_wait_seconds_total')})", "waiting"), maximum=1),
+               f"{rate('conclave_attention_expert_wait_seconds_total')})", "waiting"), maximum=1, width=6),
         panel("Micro-batch overlap", "Of the time in which rows were at the experts, the share in which their worker computed "
-              "another micro-batch.", "percentunit", ("conclave:micro_batch_overlap:ratio_rate5m", "hidden"), maximum=1),
+              "another micro-batch.", "percentunit", ("conclave:micro_batch_overlap:ratio_rate5m", "hidden"), maximum=1, width=6),
         row("Links"),
         panel("Reply time by shard, p99", "From a worker's dispatch to the shard's reply.", "s",
               (f"histogram_quantile(0.99, sum by (le, shard) (rate(conclave_attention_shard_reply_seconds_bucket[{RATE}])))",
@@ -331,10 +333,11 @@ def data_plane():
               ("sum by (shard) (conclave_attention_shard_outstanding_rows)", "{{shard}}")),
         panel("Bytes by link", "Bytes a second from a process to each of its peers.", "Bps",
               (f"sum by (instance, name) (rate(conclave_transport_link_sent_bytes_total[{RATE}]) * on (member) "
-               "group_left (name) max by (member, name) (conclave_scheduler_member_info))", "{{instance}} to {{name}}")),
+               "group_left (name) max by (member, name) (conclave_scheduler_member_info))", "{{instance}} to {{name}}"),
+              width=12),
         panel("Unacknowledged by link", "Bytes sent to a peer that its owner has not taken yet.", "bytes",
               ("sum by (instance, name) (conclave_transport_link_unacknowledged_bytes * on (member) group_left (name) "
-               "max by (member, name) (conclave_scheduler_member_info))", "{{instance}} to {{name}}")),
+               "max by (member, name) (conclave_scheduler_member_info))", "{{instance}} to {{name}}"), width=12),
         row("Messages and flow"),
         panel("Rows a dispatch", "Mean (token, expert) pairs of a dispatch.", "none",
               (f"{rate('conclave_attention_dispatched_items_total')} / {rate('conclave_attention_dispatches_total')}",
@@ -382,7 +385,8 @@ def faults():
               ("sum(increase(conclave_scheduler_forgiven_stalls_total[15m]))", "scheduler late"),
               ("sum(increase(conclave_scheduler_peer_complaints_total[15m]))", "complaints")),
         panel("Limits reached", "Requests a second that a bound of the router refused or cut.", "reqps",
-              (f"{rate('conclave_router_reached_limits_total', 'limit')} > 0 or vector(0)", "{{limit}}")),
+              (f"{rate('conclave_router_reached_limits_total', 'limit')} > 0 "
+               'or on () label_replace(vector(0), "limit", "none", "", "")', "{{limit}}")),
         panel("Clients", "A second: left before the end, too slow to read, not HTTP, without a key.", "ops",
               (rate("conclave_router_http_departed_clients_total"), "left"),
               (rate("conclave_router_http_slow_clients_total"), "slow"),
@@ -396,24 +400,71 @@ def faults():
         panel("File descriptors", "Open ones over what the process may open.", "percentunit",
               ('process_open_fds{job=~"conclave-.+"} / process_max_fds', "{{job}} {{instance}}"), maximum=1,
               thresholds=[0.6, 0.8]),
+        row("Who is let in"),
+        panel("Certificates", "Time until the certificate of each process ends; nothing while TLS is off. An alert comes a day before.",
+              "s", ("min by (job, instance) (conclave_tls_certificate_expiry_seconds > 0) - time()", "{{job}} {{instance}}"),
+              width=12, thresholds=[86400], rising=False),
+        panel("TLS connections refused", "In ten minutes, by cause: connections of the control plane that failed or were refused.",
+              "none", ("sum by (reason) (increase(conclave_tls_refused_handshakes_total[10m]))", "{{reason}}"), width=12,
+              thresholds=[1]),
+        panel("Certificates read again", "In ten minutes: changed files that were taken, and that were not, so that nobody new gets in.",
+              "none", ("sum(increase(conclave_tls_reloads_total[10m]))", "taken"),
+              ("sum(increase(conclave_tls_failed_reloads_total[10m]))", "not taken"), width=12),
+        panel("Peers refused", "In ten minutes, by cause: workers and shards that others of them did not let in.", "none",
+              ("sum by (reason) (increase(conclave_transport_refused_hellos_total[10m]))", "{{reason}}"), width=12, thresholds=[1]),
     ])
+
+
+def made():
+    return [overview(), latency(), scheduler(), experts(), data_plane(), faults()]
+
+
+def file_of(one):
+    return one["uid"].removeprefix("conclave-") + ".json"
 
 
 def dashboards():
     """{file name: its text}."""
-    made = [overview(), latency(), scheduler(), experts(), data_plane(), faults()]
-    return {f"{d['uid'].removeprefix('conclave-')}.json": json.dumps(d, indent=1, sort_keys=True) + "\n" for d in made}
+    return {file_of(one): json.dumps(one, indent=1, sort_keys=True) + "\n" for one in made()}
+
+
+PAGE = """# Dashboards
+
+Six Grafana dashboards, [deploy/grafana/dashboards](../deploy/grafana/dashboards): import the files, or provision the folder. They
+read the metrics of [metrics.md](metrics.md) and the recorded series of [deploy/prometheus](../deploy/prometheus/README.md), and
+link to each other. This page and the files are written by `python3 deploy/grafana/generate.py`.
+
+The pictures are drawn from the figures of a real cluster of two workers and three shards on one machine (`models/demo-m2`, mutual
+TLS, a crowd of clients that comes and goes), which Prometheus looked at each second for three minutes. In that time a shard was
+killed and came back, a worker was stopped for some seconds, and somebody without TLS called the scheduler. Windows of
+recorded series and panels were a tenth of what they are here. Titles, places, units, legends and thresholds are those of the files; the
+drawing itself is not Grafana's. To draw them again (Debian's `prometheus` and `python3-matplotlib`):
+`python3 tests/observability/pictures.py . build/release/bin`.
+"""
+
+
+def page():
+    """docs/dashboards.md: every panel and what it answers."""
+    out = [PAGE]
+    for one in made():
+        name = file_of(one).removesuffix(".json")
+        title = one["title"].removeprefix("Conclave / ")
+        out += [f"## {title}", "", one["description"], "", f"![Every panel of the dashboard {title}](pictures/{name}.png)", "",
+                "| panel | what it shows |", "|---|---|"]
+        # In a table a bar would end the cell.
+        out += [f"| {panel['title']} | {panel['description'].replace('|', '&#124;')} |" for panel in one["panels"] if panel["type"] != "row"]
+        out.append("")
+    return "\n".join(out)
 
 
 def main():
-    directory = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent / "dashboards"
-    directory.mkdir(parents=True, exist_ok=True)
-    made = dashboards()
-    for old in directory.glob("*.json"):
-        if old.name not in made:
+    here = pathlib.Path(__file__).resolve().parent
+    for old in (here / "dashboards").glob("*.json"):
+        if old.name not in dashboards():
             old.unlink()
-    for name, text in made.items():
-        (directory / name).write_text(text)
+    for name, text in dashboards().items():
+        (here / "dashboards" / name).write_text(text)
+    (here.parent.parent / "docs/dashboards.md").write_text(page())
 
 
 if __name__ == "__main__":

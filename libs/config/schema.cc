@@ -522,6 +522,20 @@ std::vector<ConfigField> config_fields(ClusterConfig& config) {
   return f.take();
 }
 
+Status set_config_key(ClusterConfig& config, const std::string& key, const std::string& value) {
+  std::vector<std::string> known;
+  for (const ConfigField& field : config_fields(config)) {
+    if (field.name() == key) {
+      const Status set = field.set(value);
+      return set.ok() ? set : invalid_argument(key + ": " + message_of(set));
+    }
+    known.push_back(field.name());
+  }
+  const std::string near = nearest_name(key, known);
+  return invalid_argument("unknown key '" + key + "'" +
+                          (near.empty() ? "" : "; did you mean '" + near + "'?"));
+}
+
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
   if (word.size() > kMaxGuessLength) return "";
   std::string best;
@@ -573,8 +587,11 @@ std::string config_markdown() {
       "command), and those of the tests, `CONCLAVE_TESTDATA_DIR`, `CONCLAVE_BIN_DIR` and "
       "`CONCLAVE_TEST_FAULTS` (faults\n"
       "in the data plane of a worker or shard, which a build with `-DCONCLAVE_FAULT_INJECTION=OFF` refuses). "
-      "Services also\n"
-      "take `--set section.key=value`; `conclave up` does not.\n"
+      "Services and\n"
+      "`conclave up` also take `--set section.key=value`, which comes before environment and file, and "
+      "behind a "
+      "flag for the\n"
+      "same key.\n"
       "\n"
       "This page is generated from the source; a test fails when it is stale.\n";
   for (const ConfigSection& section : config_sections()) {

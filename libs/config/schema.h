@@ -43,6 +43,10 @@ const std::vector<ConfigSection>& config_sections();
 // Every key, in the order of the sections.
 std::vector<ConfigField> config_fields(ClusterConfig& config);
 
+// Takes the value's text for the key "section.key". INVALID_ARGUMENT names the key, and for one that is none
+// the nearest one.
+Status set_config_key(ClusterConfig& config, const std::string& key, const std::string& value);
+
 // The candidate nearest to `word` by edit distance, or empty when none is near enough to be meant.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
 

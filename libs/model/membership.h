@@ -122,7 +122,8 @@ struct FleetInfo {
   // there is none.
   uint64_t shard_set = 0;
   // The longest router_context that the scheduler keeps; 0: it keeps none, and requests cannot be adopted.
-  uint32_t max_router_context_bytes = 0;
+  // nullopt: it has not said so yet; whoever needs to know lets it decide.
+  std::optional<uint32_t> max_router_context_bytes = std::nullopt;
 
   // The state after this one.
   FleetInfo follow(FleetInfo next, TimePoint now) const {

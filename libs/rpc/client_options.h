@@ -24,7 +24,7 @@ struct ClientOptions {
   // to half, so that a fleet does not come back in step.
   Nanos reconnect_min = 50 * kMillisecond;
   Nanos reconnect_max = 2 * kSecond;
-  // From the start of an attempt to the scheduler's welcome.
+  // From the start of an attempt to the scheduler's welcome; at a router, to what follows it: its fleet.
   Nanos connect_deadline = 5 * kSecond;
 
   // Messages waiting to be written; past it the connection starts over.

@@ -199,7 +199,7 @@ void to_proto(const FleetInfo& from, pb::FleetInfo* to) {
   to->set_model_fingerprint(wire_text(from.model_fingerprint, kMaxNameBytes));
   to->set_loaded_permille(from.loaded_permille);
   to->set_shard_set(from.shard_set);
-  to->set_max_router_context_bytes(from.max_router_context_bytes);
+  to->set_max_router_context_bytes(from.max_router_context_bytes.value_or(0));
 }
 
 StatusOr<FleetInfo> from_proto(const pb::FleetInfo& from) {

@@ -50,6 +50,7 @@ struct SchedulerClient::Impl {
     FleetInfo gone = fleet;
     gone.ready = false;
     gone.not_ready = why;
+    gone.max_router_context_bytes.reset();  // the next may be of another version
     fleet = fleet.follow(std::move(gone), steady_now());
   }
 
@@ -93,7 +94,7 @@ struct SchedulerClient::Impl {
                            std::move(first));
     LoopExecutor& loop = thread.loop();
     timer = loop.post_at(loop.now() + options.connect_deadline, [this, a = current] {
-      a->stream->cancel(deadline_exceeded("no welcome within " +
+      a->stream->cancel(deadline_exceeded("no welcome and description of its fleet within " +
                                           std::to_string(options.connect_deadline / kMillisecond) + " ms"));
     });
   }
@@ -102,6 +103,7 @@ struct SchedulerClient::Impl {
     LoopExecutor& loop = thread.loop();
     loop.cancel(timer);
     current.reset();
+    welcomed = false;
     if (stopping) return;
     set_absent("no connection to the scheduler at " + options.target + ": " + message_of(cause));
     if (up) open.disconnected(loop.now());
@@ -124,7 +126,7 @@ struct SchedulerClient::Impl {
   }
 
   void on_message(const pb::GatewayDown& message) {
-    if (!up && message.what_case() != pb::GatewayDown::kWelcome &&
+    if (!welcomed && message.what_case() != pb::GatewayDown::kWelcome &&
         message.what_case() != pb::GatewayDown::kRefusal) {
       return invalid(invalid_argument("not a welcome first"));
     }
@@ -132,8 +134,9 @@ struct SchedulerClient::Impl {
       case pb::GatewayDown::kWelcome: {
         StatusOr<Welcome> welcome = from_proto(message.welcome());
         if (!welcome.ok()) return invalid(welcome.status());
-        if (up) return invalid(invalid_argument("a second welcome"));
-        welcomed();
+        if (welcomed) return invalid(invalid_argument("a second welcome"));
+        welcomed = true;
+        set_absent("the scheduler at " + options.target + " has not described its fleet yet");
         break;
       }
       case pb::GatewayDown::kRefusal: {
@@ -172,11 +175,11 @@ struct SchedulerClient::Impl {
         StatusOr<FleetInfo> info = from_proto(message.fleet());
         if (!info.ok()) return invalid(info.status());
         const bool is_ready = info->ready;
-        described = true;
         {
           std::lock_guard lock(mutex);
           fleet = fleet.follow(*std::move(info), steady_now());
         }
+        if (!up) described();
         if (is_ready) {
           for (const AcceptedRequest& request : open.retry(thread.loop().now())) send_submit(request);
         }
@@ -188,16 +191,15 @@ struct SchedulerClient::Impl {
     after_change();
   }
 
-  void welcomed() {
+  // The scheduler has said what there is: only now it can be asked for something.
+  void described() {
     LoopExecutor& loop = thread.loop();
     loop.cancel(timer);
     up = true;
-    described = false;
     up_since = loop.now();
     {
       std::lock_guard lock(mutex);
       ++metrics.connections;
-      fleet.not_ready = "the scheduler has not described its fleet yet";
     }
     const OpenRequests::Resume resume = open.connected(loop.now());
     for (RequestId id : resume.cancel) send_cancel(id);
@@ -221,8 +223,6 @@ struct SchedulerClient::Impl {
 
   void adopt(RequestId id, const std::string& tenant, std::shared_ptr<RequestObserver> observer) {
     if (!up || current == nullptr) return observer->on_refused(absent);
-    // Until then nobody knows whether it keeps streams.
-    if (!described) return observer->on_refused(unavailable("the scheduler has not described its fleet yet"));
     if (open.size() + adopting.size() >= options.max_open_requests) {
       return observer->on_refused(
           resource_exhausted(std::to_string(open.size() + adopting.size()) +
@@ -231,7 +231,7 @@ struct SchedulerClient::Impl {
     {
       std::lock_guard lock(mutex);
       // One that does not know the message would end the connection.
-      if (fleet.max_router_context_bytes == 0) {
+      if (fleet.max_router_context_bytes == 0u) {
         return observer->on_refused(
             make_status(StatusCode::kUnimplemented,
                         "the scheduler keeps no streams to be resumed (max_router_context_bytes)"));
@@ -348,10 +348,10 @@ struct SchedulerClient::Impl {
   };
   std::deque<Adopting> adopting;  // asked for on this connection, oldest first
   Backoff backoff;
-  Status absent;  // why there is no connection
+  Status absent;  // why nobody is there to be asked
   std::shared_ptr<Attempt> current;
-  bool up = false;
-  bool described = false;  // the scheduler of this connection has told its fleet
+  bool welcomed = false;
+  bool up = false;  // welcomed, and told of the fleet
   TimePoint up_since = 0;
   TimerId timer;  // the next attempt, or the connect deadline
   TimerId expiry_timer;

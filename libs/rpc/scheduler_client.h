@@ -21,7 +21,7 @@ namespace conclave::rpc {
 
 // Counters only grow; open is of the moment.
 struct SchedulerClientMetrics {
-  uint64_t connections = 0;       // welcomed ones
+  uint64_t connections = 0;       // on which the scheduler described its fleet
   uint64_t resubmissions = 0;     // requests sent again on a new connection
   uint64_t duplicate_tokens = 0;  // dropped, since they had been delivered
   uint64_t invalid_messages = 0;  // each closed its connection
@@ -50,12 +50,13 @@ class SchedulerClient final : public SchedulerPort {
   void submit(AcceptedRequest request, std::shared_ptr<RequestObserver> observer) override;
   void cancel(RequestId id) override;
   void cancel_choice(RequestId id, uint32_t choice) override;
-  // UNAVAILABLE at once while there is no scheduler, and when its connection is lost before it answered;
+  // UNAVAILABLE at once while there is no scheduler that has described its fleet, and when its connection is
+  // lost before it answered;
   // UNIMPLEMENTED where the scheduler keeps no contexts; RESOURCE_EXHAUSTED past max_open_requests.
   void adopt(RequestId id, std::string tenant, std::shared_ptr<RequestObserver> observer) override;
   // While there is no scheduler nobody is told: it lets go of all that its lost connection had.
   void release(RequestId id, const RequestObserver& observer, bool finished) override;
-  // Not ready, with the reason, while there is no connection.
+  // Not ready, with the reason, while there is no connection, and until the scheduler describes its fleet.
   FleetInfo fleet() const override;
   // UNAVAILABLE too while there is no connection. `done` may outlive the client.
   void timeline(RequestId id, std::function<void(StatusOr<SchedulerTimeline>)> done) override;

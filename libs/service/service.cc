@@ -319,20 +319,8 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
     }
     overrides.emplace(set.substr(0, equals), set.substr(equals + 1));
   }
-  std::vector<std::string> known;
-  const std::vector<ConfigField> fields = config_fields(service.config_);
-  for (const ConfigField& field : fields) known.push_back(field.name());
   for (const auto& [key, value] : overrides) {
-    const auto field =
-        std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return f.name() == key; });
-    if (field == fields.end()) {
-      const std::string near = nearest_name(key, known);
-      return fail(spec.program, invalid_argument("unknown key '" + key + "'" +
-                                                 (near.empty() ? "" : "; did you mean '" + near + "'?")));
-    }
-    if (Status set = field->set(value); !set.ok()) {
-      return fail(spec.program, invalid_argument(key + ": " + message_of(set)));
-    }
+    if (Status set = set_config_key(service.config_, key, value); !set.ok()) return fail(spec.program, set);
   }
   if (Status valid = validate_config(service.config_); !valid.ok()) return fail(spec.program, valid);
 

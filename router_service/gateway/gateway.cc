@@ -326,8 +326,10 @@ Status Gateway::prepare(Work& work) const {
   if (!request.resume_context.empty()) {
     accepted.router_context =
         write_router_context({encoded->starts_in_reasoning, echoed, request.resume_context});
-    // Then it is not resumable, which its client is told.
-    if (accepted.router_context.size() > scheduler_.fleet().max_router_context_bytes) {
+    // Then it is not resumable, which its client is told. Where nobody knows the scheduler's bound yet, that
+    // is for the scheduler to say.
+    if (accepted.router_context.size() >
+        scheduler_.fleet().max_router_context_bytes.value_or(kMaxRouterContextBytes)) {
       accepted.router_context.clear();
       limit_counters_.reached(Limit::kRouterContext);
     }

@@ -76,6 +76,9 @@ class Maker {
     v.rates = {real(), real(), real(), real(), real(), real(), real(), real()};
     v.first_token = {real(), real(), real(), real()};
     v.per_token = {real(), real(), real(), real()};
+    v.queue = {real(), real(), real(), real()};
+    v.whole = {real(), real(), real(), real()};
+    v.token_gap = {real(), real(), real(), real()};
     v.latency_window_s = real();
     v.latency_problem = r_.chance(0.5) ? text() : "";
     v.totals.homes_added = r_.next();
@@ -175,6 +178,9 @@ StatusView quiet_cluster() {
   v.rates.generated = 1234;
   v.first_token = {0.12, 0.31, 1.25, 31};
   v.per_token = {0.009, 0.0141, 0.03, 31};
+  v.queue = {0.0021, 0.0042, 0.0063, 31};
+  v.token_gap = {0.0081, 0.0072, 0.071, 900};
+  v.whole = {2.1, 3.2, 4.3, 30};
   v.latency_window_s = 60;
   const auto add = [&v](MemberView::Kind kind, const std::string& name) -> MemberView& {
     MemberView m;
@@ -210,6 +216,9 @@ TEST(StatusPage, ShowsWhatOperatorsAskFor) {
                            "p90 310 ms",
                            "p99 1.2 s",
                            "p50 9.0 ms",
+                           "queue       p50 2.1 ms",
+                           "token gaps  p50 8.1 ms",
+                           "whole       p50 2.1 s",
                            " 25% of 4.1k pages",
                            "epoch 3",
                            "62x256",
@@ -225,6 +234,10 @@ TEST(StatusPage, ShowsWhatOperatorsAskFor) {
     EXPECT_THAT(page, HasSubstr(part)) << page;
   EXPECT_THAT(page, Not(HasSubstr("expert-8"))) << page;  // an event of an hour ago
   EXPECT_THAT(plain(render_status(v, {120, 30})), HasSubstr("0123456789abcdef"));
+  const std::string small = plain(render_status(v, {80, kRoomyHeight - 1}));
+  EXPECT_THAT(small, HasSubstr("first token p50"));
+  EXPECT_THAT(small, HasSubstr("per token   p50"));
+  EXPECT_THAT(small, Not(HasSubstr("queue       p50")));
 }
 
 TEST(StatusPage, BarsFollowTheLoad) {
@@ -317,6 +330,9 @@ TEST(StatusJson, IsOneObjectWhateverTheFigures) {
   EXPECT_EQ(parsed.at("requests_running").to_number<int>(), 12);
   EXPECT_EQ(parsed.at("rates").at("generated_tokens").to_number<int>(), 1234);
   EXPECT_TRUE(parsed.at("rates").at("steps").is_null());
+  for (const char* what :
+       {"queue", "time_to_first_token", "time_per_output_token", "inter_token", "request_duration"})
+    EXPECT_TRUE(parsed.at("latency_s").at(what).at("p99").is_number()) << what;
   EXPECT_EQ(parsed.at("members").at(1).at("kv_blocks_used").to_number<int>(), 1024);
 }
 

@@ -37,6 +37,20 @@ std::vector<pid_t> children(pid_t parent, const std::string& program) {
   return out;
 }
 
+// What the command says that `conclave up` printed as "  NAME  conclave NAME ...", with `id` for its ID.
+std::string printed(const std::string& log, const std::string& name, const std::string& id = "") {
+  const std::string head = "conclave " + name;
+  const size_t at = log.find(head);
+  if (at == std::string::npos) return "there is no line of '" + head + "' in: " + log;
+  std::istringstream words(log.substr(at, log.find('\n', at) - at));
+  std::vector<std::string> arguments;
+  for (std::string word; words >> word;) arguments.push_back(word == "ID" ? id : word);
+  Process process = Process::start("conclave", {arguments.begin() + 1, arguments.end()},
+                                   ClusterEnvironment::directory() + "/printed-" + name + ".log");
+  EXPECT_EQ(process.wait(60 * kSecond), 0) << process.log();
+  return process.log();
+}
+
 TEST(UpTest, MistakesOnTheCommandLineNameTheFlag) {
   struct Case {
     std::vector<std::string> arguments;
@@ -47,6 +61,9 @@ TEST(UpTest, MistakesOnTheCommandLineNameTheFlag) {
       {{"up", "--model", model, "--http", "nonsense"}, "--http"},
       {{"up", "--model", model, "--http", ""}, "--http"},
       {{"up", "--model", model, "--grpc", "127.0.0.1:99999"}, "--grpc"},
+      {{"up", "--model", model, "--set", "router.trace_share"}, "--set: 'router.trace_share': write"},
+      {{"up", "--model", model, "--set", "router.trace_sharp=1"}, "did you mean 'router.trace_share'?"},
+      {{"up", "--model", model, "--set", "router.trace_share=2"}, "--set: router.trace_share: "},
       {{"model", "make", "--layers", "0", "--out", ClusterEnvironment::directory() + "/none"}, "--layers"},
       {{"bench", "--requests", "1", "--json", "/nowhere/report.json"}, "--json"},
       {{"key", "--name", "a/b"}, "--name"},
@@ -77,21 +94,23 @@ TEST(UpTest, AKeyIsShownOnceAndItsLineIsAppended) {
 
 TEST(UpTest, ItsSupervisorReplacesAKilledShardUnderSixteenStreams) {
   const std::string ready = ClusterEnvironment::directory() + "/up.ready";
-  Process up = Process::start("conclave",
-                              {"up", "--model", ClusterEnvironment::model(), "--http", "127.0.0.1:0",
-                               "--grpc", "127.0.0.1:0", "--ready-file", ready},
-                              ClusterEnvironment::directory() + "/up.log");
+  Process up =
+      Process::start("conclave",
+                     {"up", "--model", ClusterEnvironment::model(), "--http", "127.0.0.1:0", "--grpc",
+                      "127.0.0.1:0", "--ready-file", ready, "--set", "router.trace_share=1"},
+                     ClusterEnvironment::directory() + "/up.log");
   ASSERT_TRUE(eventually([&] { return !file_text(ready).empty() || !up.running(); })) << up.log();
   std::string address = file_text(ready);
   ASSERT_TRUE(address.starts_with("http://")) << up.log();
   address = address.substr(7, address.find_last_not_of("\n/") - 6);
 
-  // The first cluster of a machine is where `conclave status` looks.
-  if (up.log().find("  status    conclave status\n") != std::string::npos) {
-    Process status = Process::start("conclave", {"status"}, ClusterEnvironment::directory() + "/status.log");
-    EXPECT_EQ(status.wait(20 * kSecond), 0) << status.log();
-    EXPECT_THAT(status.log(), HasSubstr("attention-0"));
-  }
+  // What it prints is how to ask it: without an address where it is the first cluster of the machine.
+  EXPECT_THAT(printed(up.log(), "status"), HasSubstr("attention-0"));
+  // Only because of the share that was set is the request followed at all.
+  const auto followed = http_post(address, "/v1/completions", completion_body(0, 4, false), kCompletionLimit,
+                                  {}, "x-request-id: followed\r\n");
+  ASSERT_TRUE(followed.ok()) << followed.status();
+  EXPECT_THAT(printed(up.log(), "timeline", "followed"), HasSubstr("\"traceEvents\""));
 
   const uint32_t kStreams = 16, kTokens = 480;
   std::vector<std::string> expected;

@@ -21,14 +21,22 @@ MERGE_KEYS = {"containers": "name", "initContainers": "name", "volumes": "name",
 CLUSTER_KINDS = {"Namespace", "PersistentVolume", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 KNOWN_FIELDS = {"apiVersion", "kind", "namespace", "resources", "components", "configMapGenerator", "images", "labels",
                 "nameSuffix", "patches", "configurations"}
+# Files of patches that have changed something since this program started.
+PATCHES_USED = set()
 
 
 def key_of(obj):
     return obj["kind"], obj["metadata"]["name"]
 
 
+@functools.cache
+def parsed(path):
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return [doc for doc in yaml.load_all(path.read_text(), loader) if doc is not None]
+
+
 def documents(path):
-    return [doc for doc in yaml.safe_load_all(path.read_text()) if doc is not None]
+    return copy.deepcopy(parsed(path.resolve()))
 
 
 def merge(base, patch, field=""):
@@ -71,12 +79,39 @@ def selected(obj, target):
             and all(labels.get(k) == v for k, v in wanted.items()))
 
 
+def json_patched(obj, operations):
+    """`obj` after a JSON patch (RFC 6902): add, replace and test."""
+    out = copy.deepcopy(obj)
+    for operation in operations:
+        if set(operation) != {"op", "path", "value"} or operation["op"] not in ("add", "replace", "test"):
+            raise ValueError(f"JSON patch: {operation}")
+        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        parent = out
+        for part in path:
+            parent = parent[int(part) if isinstance(parent, list) else part]
+        value = copy.deepcopy(operation["value"])
+        if operation["op"] == "add" and isinstance(parent, list):
+            parent.insert(len(parent) if last == "-" else int(last), value)
+            continue
+        key = int(last) if isinstance(parent, list) else last
+        if operation["op"] == "test" and parent[key] != value:
+            raise ValueError(f"JSON patch: {operation['path']} is not {value!r}")
+        if operation["op"] == "replace":
+            parent[key]  # must be there
+        if operation["op"] != "test":
+            parent[key] = value
+    return out
+
+
 def apply_patch(objects, patch, target):
+    """A patch without a target names its object, which must exist; one with a target changes whatever the target selects."""
+    matching = [o for o in objects if (selected(o, target) if target else key_of(o) == key_of(patch))]
+    if not matching and not target:
+        raise ValueError(f"patch of {key_of(patch)} matches nothing")
+    if isinstance(patch, list):
+        return [json_patched(o, patch) if any(o is m for m in matching) else o for o in objects]
     patch = copy.deepcopy(patch)
     delete = patch.pop("$patch", None) == "delete"
-    matching = [o for o in objects if (selected(o, target) if target else key_of(o) == key_of(patch))]
-    if not matching:
-        raise ValueError(f"patch of {key_of(patch)} matches nothing")
     if delete:
         return [o for o in objects if not any(o is m for m in matching)]
     for field in ("apiVersion", "kind"):
@@ -165,7 +200,7 @@ def content_hash(config_map):
 
 def accumulate(root, objects):
     """Reads the kustomization in `root` on top of `objects`."""
-    spec = yaml.safe_load((root / "kustomization.yaml").read_text())
+    (spec,) = documents(root / "kustomization.yaml")
     unknown = set(spec) - KNOWN_FIELDS
     if unknown:
         raise ValueError(f"{root}: fields that this renderer does not know: {unknown}")
@@ -181,7 +216,10 @@ def accumulate(root, objects):
         objects = accumulate(root / entry, objects)
     for entry in spec.get("patches", []):
         for patch in documents(root / entry["path"]):
-            objects = apply_patch(objects, patch, entry.get("target"))
+            changed = apply_patch(objects, patch, entry.get("target"))
+            if len(changed) != len(objects) or any(a is not b for a, b in zip(changed, objects)):
+                PATCHES_USED.add((root / entry["path"]).resolve())
+            objects = changed
     for obj in objects:
         for entry in spec.get("labels", []):
             set_labels(obj, entry["pairs"])

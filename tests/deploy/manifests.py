@@ -11,15 +11,19 @@ import kustomize
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+HERE = pathlib.Path(__file__).resolve().parent
 KUSTOMIZATIONS = {
     "base": KUBERNETES / "base",
     "cpu-demo": KUBERNETES / "overlays" / "cpu-demo",
     "gpu-rdma": KUBERNETES / "overlays" / "gpu-rdma",
     "leader-worker-set": KUBERNETES / "overlays" / "leader-worker-set",
-    "every_component": pathlib.Path(__file__).resolve().parent / "every_component",
-    "demo_mtls": pathlib.Path(__file__).resolve().parent / "demo_mtls",
+    # Components with each overlay, as somebody who deploys would put them together.
+    **{name: HERE / name for name in ("every_component", "demo_mtls", "gpu_components", "groups_mtls", "groups_gpu", "demo_groups")},
 }
-WITH_MTLS = ("every_component", "demo_mtls")
+WITH_MTLS = ("every_component", "demo_mtls", "gpu_components", "groups_mtls", "demo_groups")
+WITH_RDMA = ("gpu-rdma", "gpu_components")
+WITH_GPUS = ("gpu-rdma", "gpu_components", "groups_gpu")
+WITH_MONITORING = ("every_component", "gpu_components", "groups_mtls")
 # Which section of the configuration each role's own keys are in, and the keys that say where it listens.
 SECTION = {"router": "router", "scheduler": "scheduler", "attention": "attention", "expert": "experts"}
 LISTENS = {"router": {"http": "http_listen", "grpc": "grpc_listen", "ops": "ops_listen"},

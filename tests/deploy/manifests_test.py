@@ -118,6 +118,12 @@ class Manifests(unittest.TestCase):
             for probe, path in (("startupProbe", "/startupz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
                 self.assertEqual(workload.container[probe]["httpGet"], {"path": path, "port": "ops"})
                 self.assertIn(f'"{path}"', source)
+            if workload.role == "router":
+                # While the scheduler is replaced the router takes requests, though it is not ready: its endpoint must stay.
+                gateway = (manifests.ROOT / "router_service" / "gateway" / "gateway.h").read_text()
+                forgiven = int(re.search(r"unready_grace = (\d+) \* kSecond", gateway).group(1))
+                readiness = workload.container["readinessProbe"]
+                self.assertGreaterEqual(readiness["periodSeconds"] * (readiness["failureThreshold"] - 1), forgiven)
             startup = workload.container["startupProbe"]
             if workload.role != "scheduler":  # the others wait for weights
                 self.assertGreaterEqual(startup["periodSeconds"] * startup["failureThreshold"], 3600)
@@ -168,8 +174,9 @@ class Manifests(unittest.TestCase):
                     query = trigger["metadata"]["query"]
                     (series,) = re.findall(r"conclave_[a-z0-9_]+", query)
                     self.assertIn(series, manifests.source_metrics())
-                    service = re.search(r'service="([^"]+)"', query).group(1)
-                    self.assertIsNotNone(named(objects, "Service", service))
+                    # Of the pods that it scales, and of no others.
+                    self.assertEqual(re.search(r'service="([^"]+)"', query).group(1), target["spec"]["serviceName"])
+                    self.assertEqual(re.search(r'namespace="([^"]+)"', query).group(1), scaler["metadata"]["namespace"])
             self.assertEqual(len(set(targets)), len(targets))
             for workload in workloads(objects):  # each class of shards by itself
                 if workload.kind == "StatefulSet" and workload.role == "expert":
@@ -206,7 +213,7 @@ class Manifests(unittest.TestCase):
                 self.assertEqual(context["capabilities"]["drop"], ["ALL"])
                 moves_rows = workload.role in ("attention", "expert") and container is workload.container
                 self.assertEqual(context["capabilities"].get("add", []),
-                                 ["IPC_LOCK"] if name == "gpu-rdma" and moves_rows else [])
+                                 ["IPC_LOCK"] if name in manifests.WITH_RDMA and moves_rows else [])
                 self.assertRegex(container["image"], r"^conclave(-weights)?:[0-9]|^conclave-weights$")
                 for kind in ("requests", "limits"):
                     self.assertIn("cpu", container["resources"][kind])
@@ -317,31 +324,53 @@ class Manifests(unittest.TestCase):
             interface = config(objects, workload)["transport"]["interface"]
             self.assertEqual(env["UCX_TCP_PORT_RANGE"], "%d-%d" % DATA_PLANE)
             self.assertEqual(env.get("UCX_NET_DEVICES", interface), interface)
-            self.assertEqual(interface, "mlx5_0:1" if name == "gpu-rdma" else "eth0")
+            rdma, gpus = name in manifests.WITH_RDMA, name in manifests.WITH_GPUS
+            self.assertEqual(interface, "mlx5_0:1" if rdma else "eth0")
             limits = workload.container["resources"]["limits"]
-            self.assertEqual(any(r.startswith("rdma/") for r in limits), name == "gpu-rdma")
-            self.assertEqual("nvidia.com/gpu" in limits, name == "gpu-rdma")
-            if name == "gpu-rdma":
+            self.assertEqual(any(r.startswith("rdma/") for r in limits), rdma)
+            self.assertEqual("nvidia.com/gpu" in limits, gpus)
+            self.assertEqual("nvidia.com/gpu" in [t["key"] for t in workload.pod.get("tolerations", [])], gpus)
+            if rdma:
                 (shm,) = [m["name"] for m in workload.container["volumeMounts"] if m["mountPath"] == "/dev/shm"]
                 (volume,) = [v for v in workload.pod["volumes"] if v["name"] == shm]
                 self.assertEqual(volume["emptyDir"]["medium"], "Memory")
 
     def test_leader_worker_sets_have_the_same_pods(self):
-        base = {w.role: w for w in workloads(manifests.rendered("base"))}
-        for workload in workloads(manifests.rendered("leader-worker-set")):
-            self.assertEqual(workload.pod, base[workload.role].pod)
-            self.assertEqual(workload.labels, base[workload.role].labels)
+        def in_order(value):  # patches put their elements of a list first or last
+            if isinstance(value, dict):
+                return {k: in_order(v) for k, v in value.items()}
+            if isinstance(value, list) and all(isinstance(v, dict) for v in value):
+                return sorted((in_order(v) for v in value), key=lambda v: v.get("name", repr(sorted(v.items(), key=str))))
+            return value
+        for groups, others in (("leader-worker-set", "base"), ("groups_mtls", "every_component")):
+            pods = {w.role: w for w in workloads(manifests.rendered(others))}
+            for workload in workloads(manifests.rendered(groups)):
+                with self.subTest(f"{groups} {workload.role}"):
+                    self.assertEqual(in_order(workload.pod), in_order(pods[workload.role].pod))
+                    self.assertEqual(workload.labels, pods[workload.role].labels)
+        (obj,) = of_kind(manifests.rendered("leader-worker-set"), "LeaderWorkerSet")
+        leader, worker = (obj["spec"]["leaderWorkerTemplate"][t] for t in ("leaderTemplate", "workerTemplate"))
+        self.assertEqual((leader["metadata"]["labels"]["app.kubernetes.io/component"], worker["metadata"]["labels"]["app.kubernetes.io/component"]),
+                         ("attention", "expert"))
 
     def test_shard_classes_differ_in_name_and_size_alone(self):
-        shards = [w for w in workloads(manifests.rendered("gpu-rdma")) if w.role == "expert"]
-        self.assertEqual(sorted(w.labels["conclave/shard-class"] for w in shards), ["highmem", "standard"])
+        for name in manifests.WITH_RDMA:
+            shards = [w for w in workloads(manifests.rendered(name)) if w.role == "expert"]
+            self.assertEqual(sorted(w.labels["conclave/shard-class"] for w in shards), ["highmem", "standard"])
+            scalers = of_kind(manifests.rendered(name), "HorizontalPodAutoscaler") + of_kind(manifests.rendered(name), "ScaledObject")
+            kinds = {o["kind"] for o in scalers if o["metadata"]["labels"]["app.kubernetes.io/component"] == "expert"}
+            self.assertEqual(kinds, {"ScaledObject"} if name == "gpu_components" else {"HorizontalPodAutoscaler"})
         for workload in shards:
             self.assertEqual(workload.spec["serviceName"], workload.name)
             for spread in workload.pod["topologySpreadConstraints"]:
                 self.assertEqual(spread["labelSelector"]["matchLabels"]["conclave/shard-class"], workload.labels["conclave/shard-class"])
 
     def test_monitoring(self):
-        objects = manifests.rendered("every_component")
+        for name in manifests.WITH_MONITORING:
+            with self.subTest(name):
+                self.check_monitoring(manifests.rendered(name))
+
+    def check_monitoring(self, objects):
         (monitor,) = of_kind(objects, "ServiceMonitor")
         (endpoint,) = monitor["spec"]["endpoints"]
         self.assertEqual(endpoint["path"], "/metrics")

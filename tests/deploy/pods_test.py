@@ -6,7 +6,9 @@ import pathlib
 import re
 import subprocess
 import tempfile
+import random
 import threading
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -17,6 +19,8 @@ import pods
 BIN_DIR = pathlib.Path(os.environ["CONCLAVE_BIN_DIR"]).resolve()
 SCHEDULER_NUMBER = 2  # the address of its Service
 CLIENTS = 3
+# How late clients learn which pods of a Service are ready; preStop has to be longer.
+ENDPOINTS_LATE_S = 2
 
 
 def make_key():
@@ -57,13 +61,18 @@ class Cluster:
         self.secrets = {"conclave-cluster-secret": {"secret": "secret of a test\n"}, "conclave-api-keys": {"api-keys": line + "\n"},
                         **make_certificates(scratch, self.objects)}
         self.next_number = SCHEDULER_NUMBER
+        self.lock = threading.Lock()
         self.all = []
 
     def start(self, role, name, **more):
-        number, self.next_number = self.next_number, self.next_number + 1
+        """A scheduler has the address of its Service, which the next one takes over."""
+        with self.lock:
+            self.next_number += role != "scheduler"
+            number = SCHEDULER_NUMBER if role == "scheduler" else self.next_number
         pod = pods.Pod(self.scratch, self.objects, self.workloads[role], name, number, self.secrets,
                        {"conclave-scheduler": f"{pods.NETWORK}{SCHEDULER_NUMBER}"}, BIN_DIR, **more)
-        self.all.append(pod)
+        with self.lock:
+            self.all.append(pod)
         return pod
 
     def close(self):
@@ -80,12 +89,29 @@ def ask(router, key):
         return json.load(answer)["choices"][0]["message"]["content"]
 
 
+class Service:
+    """Which of its pods clients reach: those that were ready ENDPOINTS_LATE_S ago."""
+
+    def __init__(self, pods_behind):
+        self.pods = list(pods_behind)
+
+    def known(self):
+        return [p for p in list(self.pods) if p.kubelet.was_ready(time.monotonic() - ENDPOINTS_LATE_S)]
+
+    def pick(self):
+        """A pod for one request. Without any the request fails, as a connection to such a Service does."""
+        known = self.known()
+        if not known:
+            raise AssertionError("no pod behind the Service is ready")
+        return random.choice(known)
+
+
 class Load:
     """Clients that ask the same question until stop(); each answer must be the first one's."""
 
-    def __init__(self, router, key):
-        self.router, self.key = router, key
-        self.expected = ask(router, key)
+    def __init__(self, service, key):
+        self.service, self.key = service, key
+        self.expected = ask(service.pick(), key)
         self.answers, self.faults = 0, []
         self.lock, self.stopping = threading.Lock(), threading.Event()
         self.threads = [threading.Thread(target=self.run) for _ in range(CLIENTS)]
@@ -95,7 +121,7 @@ class Load:
     def run(self):
         while not self.stopping.is_set():
             try:
-                text = ask(self.router, self.key)
+                text = ask(self.service.pick(), self.key)
                 fault = None if text == self.expected else f"another answer: {text!r}"
             except Exception as error:  # every kind of failure is one
                 fault = repr(error)
@@ -109,7 +135,7 @@ class Load:
         with self.lock:
             until = self.answers + more
         while self.answers < until and not self.faults:
-            self.stopping.wait(0.02)
+            time.sleep(0.02)
 
     def stop(self):
         self.stopping.set()
@@ -133,11 +159,15 @@ class ClusterTest(unittest.TestCase):
         self.shards = [self.cluster.start("expert", f"conclave-expert-{i}") for i in range(2)]
         self.router = self.cluster.start("router", "conclave-router-0")
         for pod in self.fleet():
-            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-                pod.wait_for(kind, self.fleet())
+            for what in ("started", "ready", "alive"):
+                pod.wait_for(what, self.fleet())
 
     def fleet(self):
         return [self.scheduler, *self.members, *self.shards, self.router]
+
+    def assert_no_probe_would_kill(self):
+        for pod in self.cluster.all:
+            self.assertIsNone(pod.kubelet.verdict, pod.name)
 
 
 class Pods(ClusterTest):
@@ -150,7 +180,8 @@ class Pods(ClusterTest):
                 cluster.workloads[workload.role] = workload
                 # Ends each program right after it has read its configuration and opened its operations port.
                 started.append(cluster.start(workload.role, f"{name}-{workload.role}-{i}",
-                                             more_args=["--ready-file", "/nowhere/ready"], models=manifests.ROOT / "models"))
+                                             more_args=["--ready-file", "/nowhere/ready"], models=manifests.ROOT / "models",
+                                             probes=False))
             for pod in started:
                 with self.subTest(pod.name):
                     self.assertEqual(pod.process.wait(timeout=pods.DEADLINE_S), 2, pod.log())
@@ -158,7 +189,7 @@ class Pods(ClusterTest):
                     self.assertEqual(pod.log(), f"{program}: --ready-file: '/nowhere/ready' cannot be written\n")
             cluster.close()
             for pod in started:
-                subprocess.run(["ip", "link", "del", f"pod{pod.address.rpartition('.')[2]}"], capture_output=True)
+                subprocess.run(["ip", "link", "del", pod.link], capture_output=True)
 
     def test_the_demo_starts_answers_and_ends(self):
         self.start_demo("demo_mtls")  # Rolling runs the one in clear
@@ -183,32 +214,130 @@ class Pods(ClusterTest):
             self.assertTrue(pod.stop(), pod.log()[-2000:])
 
 
-class Rolling(ClusterTest):
+class Changes(ClusterTest):
+    """Changes of a cluster that serves. No request may fail, none may be answered otherwise, no probe may kill."""
+
+    def setUp(self):
+        super().setUp()
+        self.start_demo(self.KUSTOMIZATION)
+        self.service = Service([self.router])
+        while not self.service.known():  # the router is ready
+            time.sleep(0.05)
+        self.load = Load(self.service, self.cluster.key)
+        self.addCleanup(self.load.stop)
+        self.assertIn("3 4 5 6 7", self.load.expected)
+        self.load.wait_for_answers(CLIENTS)
+
+    def replace(self, pods_of_set, role, name):
+        """A StatefulSet's rolling update: from the last pod on, each new one ready before the next goes."""
+        for i in reversed(range(len(pods_of_set))):
+            self.assertTrue(pods_of_set[i].stop(), pods_of_set[i].log()[-2000:])
+            pods_of_set[i] = self.cluster.start(role, f"{name}-{i}")
+            for what in ("started", "ready"):
+                pods_of_set[i].wait_for(what)
+            self.load.wait_for_answers(CLIENTS)
+
+    def together(self, *steps):
+        """Runs steps at the same time; the first fault of any of them is this test's."""
+        faults = []
+
+        def run(step):
+            try:
+                step()
+            except BaseException as fault:  # carried to the test's own thread
+                faults.append(fault)
+        threads = [threading.Thread(target=run, args=(step,)) for step in steps]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for fault in faults:
+            raise fault
+
+    def finish(self):
+        self.load.wait_for_answers(CLIENTS)
+        self.load.stop()
+        self.assertEqual(self.load.faults[:5], [], f"{len(self.load.faults)} requests failed")
+        self.assert_no_probe_would_kill()
+        for pod in self.fleet():
+            self.assertTrue(pod.probe("livenessProbe"), pod.name)
+        print(f"{self.id()}: {self.load.answers} answers, none failed; pods that were not ready for a while: "
+              f"{[p.name for p in self.cluster.all if p.kubelet.times_unready]}", flush=True)
+
+
+class Rolling(Changes):
+    KUSTOMIZATION = "cpu-demo"
+
     def test_shards_roll_and_scale_under_load(self):
-        self.start_demo()
-        load = Load(self.router, self.cluster.key)
-        self.addCleanup(load.stop)
-        self.assertIn("3 4 5 6 7", load.expected)
-        load.wait_for_answers(CLIENTS)
-        for i in reversed(range(2)):  # a rolling update: from the last, each ready before the next goes
-            self.assertTrue(self.shards[i].stop(), self.shards[i].log()[-2000:])
-            self.shards[i] = self.cluster.start("expert", f"conclave-expert-{i}")
-            for kind in ("startupProbe", "readinessProbe"):
-                self.shards[i].wait_for(kind, self.fleet())
-            load.wait_for_answers(CLIENTS)
+        self.replace(self.shards, "expert", "conclave-expert")
         for i in (2, 3):
             self.shards.append(self.cluster.start("expert", f"conclave-expert-{i}"))
         for pod in self.shards[2:]:
-            pod.wait_for("readinessProbe", self.fleet())
-        load.wait_for_answers(CLIENTS)
-        for _ in range(2):
-            gone = self.shards.pop()
-            self.assertTrue(gone.stop(), gone.log()[-2000:])
-        load.wait_for_answers(CLIENTS)
-        load.stop()
-        self.assertEqual(load.faults, [])
+            pod.wait_for("ready", self.fleet())
+        self.load.wait_for_answers(CLIENTS)
+        # Both at once, as a StatefulSet with this policy does it.
+        self.assertEqual(self.shards[0].workload.spec["podManagementPolicy"], "Parallel")
+        gone, self.shards = self.shards[2:], self.shards[:2]
+        self.together(*[lambda pod=pod: self.assertTrue(pod.stop(), pod.log()[-2000:]) for pod in gone])
+        self.finish()
+
+    def test_a_change_of_everything_rolls_everything(self):
+        def scheduler():  # Recreate
+            self.assertTrue(self.scheduler.stop(), self.scheduler.log()[-2000:])
+            self.scheduler = self.cluster.start("scheduler", "conclave-scheduler-1")
+            self.scheduler.wait_for("ready")
+
+        def router():  # one more, then one less
+            old, new = self.router, self.cluster.start("router", "conclave-router-1")
+            self.service.pods.append(new)
+            new.wait_for("ready")
+            self.assertTrue(old.stop(), old.log()[-2000:])
+            self.router = new
+        self.together(scheduler, router, lambda: self.replace(self.members, "attention", "conclave-attention"),
+                      lambda: self.replace(self.shards, "expert", "conclave-expert"))
+        self.finish()
+
+
+class RollingMtls(Rolling):
+    KUSTOMIZATION = "demo_mtls"
+
+
+class RollingGroups(Changes):
+    """The pods of a LeaderWorkerSet, with mutual TLS."""
+
+    KUSTOMIZATION = "demo_groups"
+
+    def start_group(self, index):
+        """A leader and its workers, by the names that the controller gives them."""
+        leader = self.cluster.workloads["attention"]
+        self.members.append(self.cluster.start("attention", f"conclave-group-{index}"))
+        for i in range(1, leader.spec["leaderWorkerTemplate"]["size"]):
+            self.shards.append(self.cluster.start("expert", f"conclave-group-{index}-{i}"))
+        return [p for p in self.members + self.shards if p.name.startswith(f"conclave-group-{index}")]
+
+    def start_demo(self, kustomization):
+        self.cluster = Cluster(self.scratch, kustomization)
+        self.addCleanup(self.cluster.close)
+        self.scheduler = self.cluster.start("scheduler", "conclave-scheduler-0")
+        self.members, self.shards = [], []
+        self.groups = [self.start_group(i) for i in range(self.cluster.workloads["attention"].spec["replicas"])]
+        self.router = self.cluster.start("router", "conclave-router-0")
         for pod in self.fleet():
-            self.assertTrue(pod.probe("livenessProbe"), pod.name)
+            for what in ("started", "ready", "alive"):
+                pod.wait_for(what, self.fleet())
+
+    def test_groups_roll_under_load(self):
+        """Groups are replaced as wholes: from the last one on, all pods of one at the same time."""
+        for i in reversed(range(len(self.groups))):
+            gone = self.groups[i]
+            self.together(*[lambda pod=pod: self.assertTrue(pod.stop(), pod.log()[-2000:]) for pod in gone])
+            self.members = [p for p in self.members if p not in gone]
+            self.shards = [p for p in self.shards if p not in gone]
+            self.groups[i] = self.start_group(i)
+            for pod in self.groups[i]:
+                pod.wait_for("ready", self.fleet())
+            self.load.wait_for_answers(CLIENTS)
+        self.finish()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,23 @@ class Render(unittest.TestCase):
                 if path.name != "kustomization.yaml":
                     self.assertIn(path.name, text, path)
 
+    def test_every_patch_changes_something(self):
+        for name in manifests.KUSTOMIZATIONS:
+            manifests.rendered(name)
+        for root in {p.parent for p in manifests.KUBERNETES.rglob("kustomization.yaml")}:
+            for entry in manifests.yaml.safe_load((root / "kustomization.yaml").read_text()).get("patches", []):
+                self.assertIn((root / entry["path"]).resolve(), kustomize.PATCHES_USED)
+
+    def test_a_patch_that_names_nothing_is_refused(self):
+        there = {"kind": "Service", "metadata": {"name": "a"}, "spec": {"ports": [{"name": "x"}]}}
+        with self.assertRaises(ValueError):
+            kustomize.apply_patch([there], {"kind": "Service", "metadata": {"name": "b"}}, None)
+        for faulty in ({"op": "test", "path": "/spec/ports/0/name", "value": "y"}, {"op": "move", "path": "/spec", "value": 1}):
+            with self.assertRaises(ValueError):
+                kustomize.apply_patch([there], [faulty], {"kind": "Service"})
+        with self.assertRaises(KeyError):
+            kustomize.apply_patch([there], [{"op": "replace", "path": "/spec/type", "value": 1}], {"kind": "Service"})
+
     def test_unknown_fields_are_refused(self):
         with self.assertRaises(ValueError):
             kustomize.apply_patch([], {"kind": "Service", "metadata": {"name": "a"}}, None)

@@ -62,9 +62,9 @@ class Processes:
             for log in sorted(self.directory.glob("*.log")):
                 print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:]))
 
-    def spawn(self, name, arguments, before=None):
-        """`before` runs in the child before the program."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("CONCLAVE_")}
+    def spawn(self, name, arguments, before=None, environment=None):
+        """`before` runs in the child before the program; `environment` is what it has beside that of this process."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CONCLAVE_")} | (environment or {})
         with open(self.directory / f"{name}.log", "wb") as log:
             self.running[name] = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log,
                                                   stderr=subprocess.STDOUT, env=environment, preexec_fn=before)
@@ -91,7 +91,8 @@ class Cluster(Processes):
             self.start_one(name)
         eventually(lambda: get(self.ops("router"), "/readyz")[0] == 200, limit, "a ready router")
 
-    def start_one(self, name, *more, listen="127.0.0.1:0", ops_listen="127.0.0.1:0", threads=1, before=None):
+    def start_one(self, name, *more, listen="127.0.0.1:0", ops_listen="127.0.0.1:0", threads=1, before=None,
+                  environment=None):
         """Starts a process of the role that its name begins with; `listen` is the scheduler's."""
         role = name.split("-")[0]
         self.ready_file(name).unlink(missing_ok=True)
@@ -106,7 +107,8 @@ class Cluster(Processes):
                           "--admin-listen", "127.0.0.1:0"]
         if role in ("expert", "attention"):
             arguments += ["--name", name, "--threads", str(threads)]
-        self.spawn(name, arguments + self.settings + list(more), before)
+        # Of a key that is set twice the first value holds.
+        self.spawn(name, arguments + list(more) + self.settings, before, environment)
 
     def ready_file(self, name):
         return self.directory / f"{name}.ready"
@@ -133,6 +135,16 @@ class Cluster(Processes):
         self.running[name].kill()
         self.running[name].wait()
 
+    def restart(self, name, *more, **how):
+        """Kills it, unless it has ended, and starts it at the addresses that it had: others know no new ones."""
+        how["ops_listen"] = self.ops(name)
+        if name == "scheduler":
+            how["listen"] = self.address(name, "grpc")
+        if self.running[name].poll() is None:
+            self.kill(name)
+        self.start_one(name, *more, **how)
+        eventually(lambda: get(self.ops(name), "/startupz")[0] == 200, 60, f"{name} again")
+
     def ask(self, prompt, max_tokens=24, limit=60):
         host, port = self.address("router", "http").rsplit(":", 1)
         connection = http.client.HTTPConnection(host, int(port), timeout=limit)
@@ -148,8 +160,8 @@ class Cluster(Processes):
 class Load:
     """Requests without a pause from a few threads, until the block ends. Their prompts begin alike."""
 
-    def __init__(self, cluster, threads=3):
-        self.cluster = cluster
+    def __init__(self, cluster, threads=3, limit=60):
+        self.cluster, self.limit = cluster, limit
         self.stopping = threading.Event()
         self.errors = []
         self.answers = 0
@@ -170,7 +182,8 @@ class Load:
         while not self.stopping.is_set():
             turn += 1
             try:
-                status, body = self.cluster.ask("Count from 3 to 40 and then back again. " * 3 + f"{number} {turn}")
+                status, body = self.cluster.ask("Count from 3 to 40 and then back again. " * 3 + f"{number} {turn}",
+                                                limit=self.limit)
                 if status != 200:
                     self.errors.append(f"{status}: {body}")
                 else:

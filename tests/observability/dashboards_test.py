@@ -1,4 +1,5 @@
-"""The dashboards of deploy/grafana: they are what their generator writes, complete, and read metrics that exist.
+"""The dashboards of deploy/grafana and docs/dashboards.md: they are what their generator writes, complete, and read metrics
+that exist; and each has a picture with all of its panels.
 
 usage: dashboards_test.py ROOT
 """
@@ -6,6 +7,7 @@ usage: dashboards_test.py ROOT
 import json
 import pathlib
 import re
+import struct
 import sys
 import unittest
 
@@ -23,12 +25,39 @@ def loaded():
     return [(path.stem, json.loads(path.read_text())) for path in observability.dashboard_files(ROOT)]
 
 
+def picture(path):
+    """(width in pixels, {keyword: text}) of a PNG."""
+    data = path.read_bytes()
+    width, at, texts = struct.unpack(">I", data[16:20])[0], 8, {}
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at:at + 8])
+        if kind == b"tEXt":
+            key, _, text = data[at + 8:at + 8 + size].partition(b"\0")
+            texts[key.decode()] = text.decode("latin-1")
+        at += 12 + size
+    return width, texts
+
+
 class Dashboards(unittest.TestCase):
     def test_the_committed_files_are_what_the_generator_writes(self):
         committed = {path.name: path.read_text() for path in (ROOT / "deploy/grafana/dashboards").glob("*")}
         self.assertEqual(set(committed), set(generate.dashboards()))
         for name, text in generate.dashboards().items():
             self.assertEqual(committed[name], text, f"{name}: run deploy/grafana/generate.py")
+
+    def test_the_page_is_what_the_generator_writes(self):
+        self.assertEqual((ROOT / "docs/dashboards.md").read_text(), generate.page(), "run deploy/grafana/generate.py")
+
+    def test_each_has_a_picture_with_all_its_panels(self):
+        pictures = ROOT / "docs/pictures"
+        self.assertEqual({path.name for path in pictures.iterdir()}, {f"{name}.png" for name, _ in loaded()})
+        for name, dashboard in loaded():
+            path = pictures / f"{name}.png"
+            width, texts = picture(path)
+            self.assertEqual(width, 1400, name)
+            self.assertLess(path.stat().st_size, 150_000, name)
+            self.assertEqual(texts["Panels"].splitlines(), [p["title"] for p in observability.panels(dashboard)],
+                             f"{name}: run tests/observability/pictures.py")
 
     def test_there_is_one_for_each_subject(self):
         self.assertEqual({name for name, _ in loaded()},
@@ -56,7 +85,7 @@ class Dashboards(unittest.TestCase):
                     self.assertEqual(target["datasource"]["uid"], "${datasource}", where)
                     self.assertTrue(target["expr"], where)
 
-    def test_panels_lie_side_by_side(self):
+    def test_panels_lie_side_by_side_without_holes(self):
         for name, dashboard in loaded():
             taken = {}
             for panel in dashboard["panels"]:
@@ -66,6 +95,9 @@ class Dashboards(unittest.TestCase):
                     for y in range(place["y"], place["y"] + place["h"]):
                         self.assertNotIn((x, y), taken, f"{name}: {panel['title']} lies on {taken.get((x, y))}")
                         taken[x, y] = panel["title"]
+            bottom = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in dashboard["panels"])
+            holes = {(x, y) for x in range(24) for y in range(bottom)} - set(taken)
+            self.assertEqual(holes, set(), f"{name}: nothing lies there")
 
     def test_every_expression_reads_metrics_and_labels_that_exist(self):
         documented = observability.documented_metrics(ROOT)

@@ -16,6 +16,18 @@ def rule_files(root):
     return sorted(pathlib.Path(root, "deploy/prometheus/rules").glob("*.yml"))
 
 
+def shortened(text, divisor):
+    """A file of rules whose windows are so many times shorter (4 s at least), and whose alerts wait no longer than 2 s before
+    they fire. Nothing else changes: thresholds stay."""
+    def window(match):
+        seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+        return f"[{max(seconds // divisor, 4)}s]"
+    text = re.sub(r"\[(\d+)([smh])\]", window, text)
+    if re.search(r"\[\d+[^\ds\]]", text):
+        raise ValueError("a window of a form that is not known here")
+    return re.sub(r"^(\s+for:) \w+$", r"\1 2s", text, flags=re.MULTILINE)
+
+
 @functools.cache
 def rules(root):
     """Every rule: {"alert" or "record", "expr", ...}."""

@@ -54,6 +54,7 @@ def healthy():
         for reason in ("not_tls", "expired"):
             out[f'conclave_tls_refused_handshakes_total{{{instance(role, number)},reason="{reason}"}}'] = flat(0)
         out[f"conclave_tls_certificate_expiry_seconds{{{instance(role, number)}}}"] = flat(7 * 86400)  # time begins at 0
+        out[f"conclave_tls_failed_reloads_total{{{instance(role, number)}}}"] = flat(0)
     for role, hop in (("router", "client"), ("router", "router_text"), ("scheduler", "worker"), ("scheduler", "room")):
         out[f'conclave_stalled_requests{{{instance(role)},hop="{hop}"}}'] = flat(0)
     router, scheduler, attention = instance("router"), instance("scheduler"), instance("attention")
@@ -210,6 +211,10 @@ SCENARIOS = [
     ("a certificate is renewed in time",
      {metric("attention", "conclave_tls_certificate_expiry_seconds"): stepping(86400 + 900, 10, flat(7 * 86400))},
      {14: [], 25: []}),
+    ("changed certificates do not fit each other",
+     {metric("router", "conclave_tls_failed_reloads_total"): stepping(0, 5, flat(1))},
+     {4: [], 6: ["ConclaveCertificateReloadFailed"], 25: []}),
+    ("certificates were not taken long ago", {metric("router", "conclave_tls_failed_reloads_total"): flat(3)}, {25: []}),
     ("the control plane is in clear", {metric("attention", "conclave_tls_certificate_expiry_seconds"): flat(0)}, {25: []}),
     ("members were refused long ago", scheduler("refused_members_total", flat(7)), {25: []}),
     # exchange

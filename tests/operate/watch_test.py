@@ -174,6 +174,8 @@ def check_page(command, cluster):
         watch.sees(address)
         watch.sees("ready  up")
         watch.sees(lambda screen: rate(screen, "generated"))
+        for what in ("queue", "first token", "per token", "token gaps", "whole"):
+            watch.sees(lambda screen: re.search(rf"^{what} +p50 [0-9.]+ ", screen, re.M))
         for part in ("p50", "p99", "epoch", "attention-0", "expert-0", "expert-1", "rows/s", "x mean", "running"):
             watch.sees(part)
         require("\x1b[32m" in watch.terminal.raw.decode(), "no colours at a terminal")

@@ -39,6 +39,10 @@ class ReplayScheduler : public SchedulerPort {
     std::lock_guard lock(mutex_);
     keeps_ = false;
   }
+  void set_fleet(FleetInfo fleet) {
+    std::lock_guard lock(mutex_);
+    fleet_ = std::move(fleet);
+  }
   void fail(RequestId id, std::string why) {
     std::lock_guard lock(mutex_);
     Entry& entry = entries_.at(id);
@@ -151,9 +155,8 @@ class ReplayScheduler : public SchedulerPort {
     }
   }
   FleetInfo fleet() const override {
-    FleetInfo info{true, "", 0, "k1-test", "fp"};
-    info.max_router_context_bytes = 4096;
-    return info;
+    std::lock_guard lock(mutex_);
+    return fleet_;
   }
 
  private:
@@ -233,11 +236,16 @@ class ReplayScheduler : public SchedulerPort {
   }
 
   const Script script_;
-  std::recursive_mutex mutex_;  // held while observers are called, which may call back
+  mutable std::recursive_mutex mutex_;  // held while observers are called, which may call back
   std::map<RequestId, Entry> entries_;
   size_t gate_ = ~size_t{0};
   bool one_by_one_ = false;
   bool keeps_ = true;
+  FleetInfo fleet_ = [] {
+    FleetInfo info{true, "", 0, "k1-test", "fp"};
+    info.max_router_context_bytes = 4096;
+    return info;
+  }();
   RequestId last_;
   size_t cancels_ = 0;
   Releases releases_;

@@ -338,6 +338,32 @@ TEST(ResumeStream, BadRequestsAreAnswered) {
   EXPECT_THAT(resume(router, id, count + 7).body, HasSubstr("last-event-id"));
 }
 
+// The scheduler went away a moment ago, and the next one has not said yet what it keeps: that one decides.
+TEST(ResumeStream, OneBegunBeforeTheSchedulersBoundIsKnownIsLikeAnyOther) {
+  const Kind kind = counting();
+  ReplayScheduler scheduler(script_of(kind));
+  gateway::GatewayOptions options;
+  options.unready_grace = 10 * 60 * kSecond;
+  Router router(scheduler, options);
+  FleetInfo fleet = scheduler.fleet();
+  fleet.ready = false;
+  fleet.unready_since = steady_now();
+  const auto granted = [&](std::optional<uint32_t> bound) {
+    fleet.max_router_context_bytes = bound;
+    scheduler.set_fleet(fleet);
+    const auto r = http_call(router.port, "POST", kind.path, kind.body, kResumable);
+    EXPECT_EQ(r.status, 200) << r.body;
+    EXPECT_EQ(r.headers.count("x-conclave-stream-id") + r.headers.count("x-conclave-not-resumable"), 1u);
+    return r.headers.count("x-conclave-stream-id") == 1;
+  };
+  EXPECT_TRUE(granted(std::nullopt));
+  EXPECT_EQ(router.gateway.limits().count(gateway::Limit::kRouterContext), 0u);
+  EXPECT_FALSE(granted(0)) << "known, and none";
+  EXPECT_EQ(router.gateway.limits().count(gateway::Limit::kRouterContext), 1u);
+  scheduler.keep_none();
+  EXPECT_FALSE(granted(std::nullopt)) << "the scheduler said no";
+}
+
 TEST(ResumeStream, WhatCannotBeResumedSaysSo) {
   const Kind kind = counting();
   ReplayScheduler scheduler(script_of(kind));

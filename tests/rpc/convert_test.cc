@@ -388,9 +388,11 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     FleetInfo fleet{make.r.chance(0.5), make.text(), make.u(1000), make.text(), make.text()};
     fleet.loaded_permille = make.u(1001);
     fleet.shard_set = make.r.next();
+    fleet.max_router_context_bytes = make.u(5000);
     const FleetInfo fleet2 = round_trip<pb::FleetInfo>(fleet);
     EXPECT_EQ(fleet2.loaded_permille, fleet.loaded_permille);
     EXPECT_EQ(fleet2.shard_set, fleet.shard_set);
+    EXPECT_EQ(fleet2.max_router_context_bytes, fleet.max_router_context_bytes);
     const Heartbeat beat{Epoch(make.u(9)), make.r.chance(0.5) ? std::optional(make.u(1001)) : std::nullopt,
                          make.u(500)};
     const auto beat2 = std::get<Heartbeat>(round_trip<pb::MemberUp>(FromMember(beat)));
