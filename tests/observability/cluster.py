@@ -208,7 +208,7 @@ class Prometheus(Processes):
         eventually(lambda: get(self.address, "/-/ready")[0] == 200, 30, "a ready Prometheus")
 
     def api(self, path):
-        status, body = get(self.address, "/api/v1/" + path)
+        status, body = get(self.address, "/api/v1/" + path, limit=60)
         document = json.loads(body) if body else {}
         if status != 200 or document.get("status") != "success":
             raise RuntimeError(f"/api/v1/{path}: {status} {body}")
