@@ -27,7 +27,7 @@ import time
 
 import observability
 from certificates import Authority
-from cluster import Cluster, Load, Prometheus, eventually, get
+from cluster import PATIENT, Cluster, Load, Prometheus, eventually, get
 from live_test import SKIPPED, Failure, call_in_clear, configuration, firing, require
 
 LIMIT = 150  # seconds for any one alert to come or go
@@ -40,10 +40,6 @@ NOT_MADE = {}
 SLOW = {"ConclaveFirstTokenSlow", "ConclaveTokensSlow", "ConclaveSchedulerStalls", "ConclaveDispatchDeadlines", "ConclaveRetryStorm",
         "ConclaveRowsHeld", "ConclaveRequestsStalled", "ConclavePartStalled", "ConclaveShardsUnreachable", "ConclaveTargetDown",
         "ConclaveRoleDown"}
-# On a busy machine a process that gets no processor for seconds is not to count as lost, nor its answers as missing. One that is
-# killed is lost at once all the same.
-PATIENT = ["scheduler.lease_ms=4000", "scheduler.dead_after_ms=100000", "scheduler.dead_after_trouble_ms=100000",
-           "scheduler.max_peer_troubles=1000000", "attention.dispatch_deadline_floor_ms=20000"]
 # What may come with processes that are away or do not answer, beside the alerts named.
 AWAY = {"ConclaveMemberLost", "ConclaveNoWorkers", "ConclaveFleetNotReady", "ConclavePlacementIncomplete"}
 

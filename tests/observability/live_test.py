@@ -21,7 +21,7 @@ import observability
 import reference
 import yaml
 from certificates import Authority
-from cluster import Cluster, Load, Prometheus, eventually
+from cluster import PATIENT, Cluster, Load, Prometheus, eventually
 
 SKIPPED = 77
 LIMIT = 90  # seconds for any one thing to come
@@ -199,7 +199,7 @@ def main():
                     eventually(lambda: load.errors or load.answers > 3, LIMIT, "answers")
                     check_metrics(cluster)
                 require(not load.errors, f"requests failed: {load.errors}")
-            with Cluster(binaries, model, directory / "cluster", settings=authority.settings("all")) as cluster:
+            with Cluster(binaries, model, directory / "cluster", settings=[*PATIENT, *authority.settings("all")]) as cluster:
                 cluster.start()
                 check_reference(root, cluster)
                 check_pool_protocol(cluster)

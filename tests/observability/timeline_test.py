@@ -16,6 +16,7 @@ from cluster import Cluster, eventually, get
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TOKENS = 800  # of an answer that is still running when its worker is stopped
+LIMIT = 240  # seconds; bounds a failing test, and a busy machine must not reach it
 
 
 class Failure(Exception):
@@ -36,7 +37,7 @@ class TwoWorkers(Cluster):
 def ask(cluster, name, max_tokens, trace=TRACE, flags="01"):
     """(status, headers, the answer's id)"""
     host, port = cluster.address("router", "http").rsplit(":", 1)
-    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection = http.client.HTTPConnection(host, int(port), timeout=LIMIT)
     try:
         connection.request("POST", "/v1/completions", json.dumps(
             {"prompt": "Count from 3 to 40 and then back again.", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}),
@@ -104,11 +105,11 @@ def check_whole(cluster, binaries, directory):
     check_steps(seen, ["attention-0", "attention-1"], ["expert-0", "expert-1"])
     path = directory / "trace.json"
     done = subprocess.run([str(binaries / "conclave"), "timeline", "first", "--admin", cluster.address("router", "admin"),
-                           "--out", str(path)], capture_output=True, text=True, timeout=30)
+                           "--out", str(path)], capture_output=True, text=True, timeout=LIMIT)
     require(done.returncode == 0, done.stderr)
     check_trace(json.loads(path.read_text()), [seen["scheduler"]["steps"][0]["worker"]])
     done = subprocess.run([str(binaries / "conclave"), "timeline", "nobody", "--admin", cluster.address("router", "admin")],
-                          capture_output=True, text=True, timeout=30)
+                          capture_output=True, text=True, timeout=LIMIT)
     require(done.returncode != 0 and "no timeline" in done.stderr, f"{done.returncode} {done.stderr}")
     return seen
 
@@ -123,7 +124,7 @@ def check_lost_worker(cluster):
         name, result = f"moved-{attempt}", []
         thread = threading.Thread(target=lambda: result.append(ask(cluster, name, TOKENS, trace="a" * 32)))
         thread.start()
-        victim = eventually(lambda: len(steps_of(name)) > 3, 60, "some steps of a long answer") and steps_of(name)[0]["worker"]
+        victim = eventually(lambda: len(steps_of(name)) > 3, LIMIT, "some steps of a long answer") and steps_of(name)[0]["worker"]
         cluster.running[victim].send_signal(signal.SIGSTOP)
         if timeline(cluster, name)["state"] == "open":  # nobody else computes for it now
             break
@@ -150,7 +151,7 @@ def main():
         directory = pathlib.Path(scratch)
         try:
             with TwoWorkers(binaries, root / "models/demo-m2", directory) as cluster:
-                cluster.start()
+                cluster.start(LIMIT)
                 seen = check_whole(cluster, binaries, directory)
                 if "--print" in sys.argv:
                     for part in (seen["router"]["tokens"], seen["scheduler"]["steps"]):

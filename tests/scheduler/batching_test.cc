@@ -9,10 +9,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<TokenId> answer(const AcceptedRequest& request) {
-  return oracle_answer(request.prompt, request.sampling);
-}
-
 TEST(Batching, OneRequestFromSubmissionToItsLastToken) {
   Harness h;
   h.make_ready();
@@ -20,7 +16,7 @@ TEST(Batching, OneRequestFromSubmissionToItsLastToken) {
   h.submit(r);
   EXPECT_TRUE(h.reply(1).ok());
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
   EXPECT_EQ(h.finish(1), FinishReason::kLength);
   EXPECT_EQ(h.workers[h.worker].model.breach(), "");
   EXPECT_TRUE(h.core.audit().ok()) << h.core.audit();
@@ -85,7 +81,7 @@ TEST(Batching, RequestsJoinAndLeaveAtAnyStep) {
     h.step(h.worker);
   }
   h.run_all();
-  for (const AcceptedRequest& r : all) EXPECT_EQ(h.tokens(r.id.lo), answer(r));
+  for (const AcceptedRequest& r : all) EXPECT_EQ(h.tokens(r.id.lo), oracle_answer(r));
   EXPECT_EQ(h.workers[h.worker].model.breach(), "");
 }
 
@@ -103,9 +99,9 @@ TEST(Batching, AStopTokenEndsARequestAndLaterSlicesAreIgnored) {
   Harness h;
   h.make_ready();
   AcceptedRequest r = Harness::request(1, 5, 50);
-  const std::vector<TokenId> free_run = answer(r);
+  const std::vector<TokenId> free_run = oracle_answer(r);
   r.sampling.stop_token_ids = {free_run[7]};
-  const std::vector<TokenId> expected = answer(r);
+  const std::vector<TokenId> expected = oracle_answer(r);
   ASSERT_LE(expected.size(), 8u);
   h.submit(r);
   h.run_all();

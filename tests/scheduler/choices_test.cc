@@ -15,15 +15,11 @@ AcceptedRequest choices(uint64_t id, uint32_t n, uint32_t prompt = 20, uint32_t 
   return r;
 }
 
-std::vector<TokenId> answer(const AcceptedRequest& r, uint32_t choice) {
-  return oracle_answer(r.prompt, r.sampling, choice);
-}
-
 // Everything the gateway got of each choice, and that each ended once.
 void expect_answers(Harness& h, const AcceptedRequest& r, FinishReason finish = FinishReason::kLength) {
   Harness::GatewaySide& side = h.gateways[h.gateway];
   for (uint32_t c = 0; c < r.choices; ++c) {
-    EXPECT_EQ((side.choice_tokens[{r.id, c}]), answer(r, c)) << "choice " << c;
+    EXPECT_EQ((side.choice_tokens[{r.id, c}]), oracle_answer(r, c)) << "choice " << c;
     EXPECT_THAT((side.choice_ends[{r.id, c}]), ElementsAre(finish)) << "choice " << c;
   }
   EXPECT_EQ(h.core.metrics().kv_blocks_used, 0u);
@@ -47,7 +43,7 @@ TEST(Choices, EachIsASequenceOfItsOwnAndEndsOnce) {
   EXPECT_EQ(h.core.metrics().requests_running, 3u);
   h.run_all();
   expect_answers(h, r);
-  EXPECT_NE(answer(r, 0), answer(r, 1));
+  EXPECT_NE(oracle_answer(r, 0), oracle_answer(r, 1));
   EXPECT_EQ(h.core.metrics().requests_accepted, 1u);
   EXPECT_EQ(h.core.metrics().requests_finished_length, 1u);
   EXPECT_EQ(h.workers[h.worker].model.breach(), "");
@@ -102,7 +98,7 @@ TEST(Choices, ARestartedSchedulerGoesOnWithEachAndLeavesTheEndedOnesAlone) {
   AcceptedRequest r = choices(1, 4, 20, 15);
   r.resubmitted = true;
   const auto part = [&](uint32_t c, size_t count) {
-    const std::vector<TokenId> all = answer(r, c);
+    const std::vector<TokenId> all = oracle_answer(r, c);
     return std::vector<TokenId>(all.begin(), all.begin() + static_cast<ptrdiff_t>(count));
   };
   r.delivered = {{part(0, 5), false}, {part(1, 15), true}, {part(2, 15), false}};
@@ -136,8 +132,8 @@ TEST(Choices, OneCancelledLetsTheOthersGoOn) {
   EXPECT_EQ(h.core.metrics().requests_cancelled, 0u);
   h.run_all();
   EXPECT_THAT((side.choice_ends[{r.id, 1}]), ElementsAre(FinishReason::kCancelled));
-  EXPECT_EQ((side.choice_tokens[{r.id, 0}]), answer(r, 0));
-  EXPECT_EQ((side.choice_tokens[{r.id, 2}]), answer(r, 2));
+  EXPECT_EQ((side.choice_tokens[{r.id, 0}]), oracle_answer(r, 0));
+  EXPECT_EQ((side.choice_tokens[{r.id, 2}]), oracle_answer(r, 2));
   EXPECT_EQ(h.core.metrics().kv_blocks_used, 0u);
   EXPECT_EQ(h.core.metrics().requests_cancelled, 1u);  // the worst of its ends
 }
@@ -192,7 +188,7 @@ TEST(Choices, AFailedOneIsReportedAndTheOthersGoOn) {
   h.run_all();
   Harness::GatewaySide& side = h.gateways[h.gateway];
   EXPECT_THAT((side.choice_ends[{r.id, 1}]), ElementsAre(FinishReason::kError));
-  EXPECT_EQ((side.choice_tokens[{r.id, 0}]), answer(r, 0));
+  EXPECT_EQ((side.choice_tokens[{r.id, 0}]), oracle_answer(r, 0));
   EXPECT_THAT((side.choice_ends[{r.id, 0}]), ElementsAre(FinishReason::kLength));
   EXPECT_EQ(h.core.metrics().requests_failed, 1u);
   EXPECT_EQ(h.core.metrics().kv_blocks_used, 0u);
@@ -209,8 +205,8 @@ TEST(Choices, AGatewayThatComesBackGetsWhatEachIsMissing) {
   h.gateway = h.join_gateway();
   AcceptedRequest again = r;
   again.resubmitted = true;
-  const std::vector<TokenId> all = answer(r, 1);
-  again.delivered = {{{}, false}, {{all.begin(), all.begin() + 2}, false}, {answer(r, 2), true}};
+  const std::vector<TokenId> all = oracle_answer(r, 1);
+  again.delivered = {{{}, false}, {{all.begin(), all.begin() + 2}, false}, {oracle_answer(r, 2), true}};
   Harness::GatewaySide& side = h.gateways[h.gateway];
   for (uint32_t c = 0; c < 3; ++c) side.choice_tokens[{r.id, c}] = again.delivered[c].tokens;
   h.submit(again);
@@ -229,12 +225,12 @@ TEST(Choices, AChoiceItsGatewayEndedIsNotRunOn) {
   h.gateway = h.join_gateway();
   AcceptedRequest again = r;
   again.resubmitted = true;
-  again.delivered = {{{}, false}, {{answer(r, 1)[0]}, true}};
+  again.delivered = {{{}, false}, {{oracle_answer(r, 1)[0]}, true}};
   h.submit(again);
   EXPECT_EQ(h.core.metrics().requests_running, 1u);
   h.run_all();
   Harness::GatewaySide& side = h.gateways[h.gateway];
-  EXPECT_EQ((side.choice_tokens[{r.id, 0}]), answer(r, 0));
+  EXPECT_EQ((side.choice_tokens[{r.id, 0}]), oracle_answer(r, 0));
   EXPECT_TRUE((side.choice_ends[{r.id, 1}]).empty());
   EXPECT_EQ(h.core.metrics().requests_detached, 0u);
   EXPECT_EQ(h.core.metrics().kv_blocks_used, 0u);

@@ -14,6 +14,11 @@
 
 namespace conclave::scheduler {
 
+// Everything a choice of the request generates when nobody stops it.
+inline std::vector<TokenId> oracle_answer(const AcceptedRequest& request, uint32_t choice = 0) {
+  return oracle_answer(request.prompt, request.sampling, choice);
+}
+
 struct Harness {
   explicit Harness(SchedulerOptions o = {}, PlantedFaults faults = {}) : options(o), core(o, faults) {}
 
@@ -155,9 +160,18 @@ struct Harness {
       }
     }
   }
-  void heartbeat_all() {
+  // From everybody but `silent`.
+  void heartbeat_all(SessionId silent = {}) {
     for (const auto& [incarnation, session] : sessions) {
-      if (!closed.contains(session)) event(MemberMessage{session, Heartbeat{}});
+      if (session != silent && !closed.contains(session)) event(MemberMessage{session, Heartbeat{}});
+    }
+  }
+  // Time goes by in which every member but `silent` keeps its lease; nobody runs a step.
+  void pass(Nanos time, SessionId silent = {}) {
+    const Nanos beat = options.lease_ms * kMillisecond / 3;
+    for (Nanos done = 0; done < time; done += beat) {
+      advance(std::min(beat, time - done));
+      heartbeat_all(silent);
     }
   }
 

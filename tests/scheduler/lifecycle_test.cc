@@ -9,19 +9,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<TokenId> answer(const AcceptedRequest& request) {
-  return oracle_answer(request.prompt, request.sampling);
-}
-
-// A quiet fleet's members send heartbeats; this passes time with them.
-void pass(Harness& h, Nanos time) {
-  const Nanos beat = h.options.lease_ms * kMillisecond / 3;
-  for (Nanos done = 0; done < time; done += beat) {
-    h.advance(std::min(beat, time - done));
-    h.heartbeat_all();
-  }
-}
-
 TEST(Lifecycle, CancelFreesWithinAStep) {
   Harness h;
   h.make_ready();
@@ -71,10 +58,10 @@ TEST(Lifecycle, DeadlinesHoldWhileWaitingAndWhileRunning) {
   EXPECT_TRUE(h.reply(3).ok());
   EXPECT_EQ(h.finish(3), FinishReason::kDeadline);
   h.step(h.worker);
-  pass(h, 1500 * kMillisecond);
+  h.pass(1500 * kMillisecond);
   EXPECT_EQ(h.finish(2), FinishReason::kDeadline);
   EXPECT_EQ(h.finish(1), FinishReason::kNone);
-  pass(h, 600 * kMillisecond);
+  h.pass(600 * kMillisecond);
   EXPECT_EQ(h.finish(1), FinishReason::kDeadline);
   h.run_all();
   EXPECT_EQ(h.core.metrics().kv_blocks_used, 0u);
@@ -100,7 +87,7 @@ TEST(Lifecycle, AResubmissionOfARunningRequestIsAttachedFromWhatWasDelivered) {
   const AcceptedRequest r = Harness::request(1, 10, 12);
   h.submit(r);
   for (int i = 0; i < 6; ++i) h.step(h.worker);
-  const std::vector<TokenId> all = answer(r);
+  const std::vector<TokenId> all = oracle_answer(r);
   ASSERT_GE(h.tokens(1).size(), 4u);
   h.event(GatewayLost{h.gateway, unavailable("gone")});
   EXPECT_EQ(h.core.metrics().requests_detached, 1u);
@@ -132,7 +119,7 @@ TEST(Lifecycle, ANewSessionTakesOverBeforeTheOldOnesLossIsNoticed) {
   h.event(GatewayLost{old, unavailable("gone")});
   EXPECT_EQ(h.core.metrics().requests_detached, 0u);
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
 }
 
 TEST(Lifecycle, AnEndReachedWithoutAGatewayIsKeptForIt) {
@@ -145,7 +132,7 @@ TEST(Lifecycle, AnEndReachedWithoutAGatewayIsKeptForIt) {
   EXPECT_EQ(h.core.metrics().requests_finished_length, 1u);
   h.gateway = h.join_gateway();
   h.submit(r);
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
   EXPECT_EQ(h.finish(1), FinishReason::kLength);
   EXPECT_EQ(h.core.metrics().requests_detached, 0u);
 }
@@ -162,9 +149,9 @@ TEST(Lifecycle, RequestsOfAGatewayThatStaysAwayAreCancelled) {
   h.step(h.worker);
   h.step(h.worker);
   h.step(h.worker);
-  pass(h, 900 * kMillisecond);
+  h.pass(900 * kMillisecond);
   EXPECT_EQ(h.core.metrics().requests_detached, 2u);
-  pass(h, 200 * kMillisecond);
+  h.pass(200 * kMillisecond);
   EXPECT_EQ(h.core.metrics().requests_detached, 0u);
   EXPECT_EQ(h.core.metrics().requests_abandoned, 1u);  // the other had ended
   h.run_all();
@@ -174,7 +161,7 @@ TEST(Lifecycle, RequestsOfAGatewayThatStaysAwayAreCancelled) {
 
 TEST(Lifecycle, ARestartedSchedulerGoesOnBehindWhatWasDelivered) {
   AcceptedRequest r = Harness::request(1, 10, 12);
-  const std::vector<TokenId> all = answer(r);
+  const std::vector<TokenId> all = oracle_answer(r);
   r.delivered = {{{all.begin(), all.begin() + 5}, false}};
   r.resubmitted = true;
   Harness h;
@@ -196,7 +183,7 @@ TEST(Lifecycle, AReplayThatHasEverythingEndsAtOnce) {
   Harness h;
   h.make_ready();
   AcceptedRequest r = Harness::request(1, 10, 3);
-  r.delivered = {{answer(r), false}};
+  r.delivered = {{oracle_answer(r), false}};
   h.submit(r);
   EXPECT_EQ(h.finish(1), FinishReason::kLength);
   EXPECT_EQ(h.gateways[h.gateway].events.back().index, 3u);
@@ -230,7 +217,7 @@ TEST(Lifecycle, AnotherRequestUnderTheSameIdIsRefused) {
   h.submit(other);
   EXPECT_EQ(field_of(h.reply(1)), "id");
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
 }
 
 TEST(Lifecycle, ALostWorkersSequencesReplayOnAnotherWithAllTheirTokens) {
@@ -251,7 +238,7 @@ TEST(Lifecycle, ALostWorkersSequencesReplayOnAnotherWithAllTheirTokens) {
   ASSERT_FALSE(h.workers[second].plans.empty());
   EXPECT_EQ(h.workers[second].plans.front().starts[0].tokens.size(), 20 + before);
   h.run_all();
-  for (const AcceptedRequest& r : all) EXPECT_EQ(h.tokens(r.id.lo), answer(r));
+  for (const AcceptedRequest& r : all) EXPECT_EQ(h.tokens(r.id.lo), oracle_answer(r));
   EXPECT_EQ(h.workers[second].model.breach(), "");
   EXPECT_EQ(h.core.metrics().tokens_sampled, 60u);  // none twice
 }
@@ -270,7 +257,7 @@ TEST(Lifecycle, WithoutAnotherWorkerTheyWaitForOne) {
   h.join_worker(102);
   EXPECT_TRUE(h.gateways[h.gateway].fleet.ready);
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
   EXPECT_EQ(h.finish(2), FinishReason::kLength);
 }
 

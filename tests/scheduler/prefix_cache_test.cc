@@ -7,8 +7,6 @@
 namespace conclave::scheduler {
 namespace {
 
-std::vector<TokenId> answer(const AcceptedRequest& r) { return oracle_answer(r.prompt, r.sampling); }
-
 AcceptedRequest like(const AcceptedRequest& first, uint64_t id, uint32_t more = 0) {
   AcceptedRequest r = first;
   r.id = RequestId{1, id};
@@ -21,7 +19,7 @@ struct Prefix : testing::Test {
     const uint64_t before = h.core.metrics().prefill_tokens;
     h.submit(r);
     h.run_all();
-    EXPECT_EQ(h.tokens(r.id.lo), answer(r)) << "request " << r.id.lo;
+    EXPECT_EQ(h.tokens(r.id.lo), oracle_answer(r)) << "request " << r.id.lo;
     EXPECT_EQ(h.workers[h.worker].model.breach(), "");
     EXPECT_TRUE(h.core.audit().ok()) << h.core.audit();
     return h.core.metrics().prefill_tokens - before;
@@ -71,7 +69,7 @@ TEST_F(Prefix, AConversationGoesOnFromItsAnswer) {
   prefilled(first);
   AcceptedRequest next = first;
   next.id = RequestId{1, 2};
-  const std::vector<TokenId> said = answer(first);
+  const std::vector<TokenId> said = oracle_answer(first);
   next.prompt.insert(next.prompt.end(), said.begin(), said.end());
   for (TokenId i = 0; i < 5; ++i) next.prompt.push_back(i);
   // 20 + 30 tokens were known and 49 of them computed: three pages.
@@ -118,7 +116,7 @@ TEST_F(Prefix, PagesOfAStepThatIsNotReportedAreNotShared) {
   fresh.step(fresh.worker);  // one page reported; another is in flight
   fresh.submit(like(first, 2));
   fresh.run_all();
-  EXPECT_EQ(fresh.tokens(2), answer(first));
+  EXPECT_EQ(fresh.tokens(2), oracle_answer(first));
   EXPECT_EQ(fresh.workers[fresh.worker].model.breach(), "");
 }
 

@@ -16,18 +16,6 @@ AcceptedRequest resumable(uint64_t id, uint32_t prompt, uint32_t max_tokens, std
   return r;
 }
 
-std::vector<TokenId> answer(const AcceptedRequest& request) {
-  return oracle_answer(request.prompt, request.sampling);
-}
-
-void pass(Harness& h, Nanos time) {
-  const Nanos beat = h.options.lease_ms * kMillisecond / 3;
-  for (Nanos done = 0; done < time; done += beat) {
-    h.advance(std::min(beat, time - done));
-    h.heartbeat_all();
-  }
-}
-
 // The reply to the last adoption of a request by a gateway.
 const ReplyAdopt& adopt(Harness& h, SessionId gateway, uint64_t id, std::string tenant = "") {
   const RequestId request{1, id};
@@ -56,7 +44,7 @@ TEST(Resume, AnotherRouterGoesOnWhenOneIsLost) {
   EXPECT_GT(reply.adopted->generated, before);
   EXPECT_EQ(h.tokens(1).size(), reply.adopted->generated);  // all of it, from the first one on
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
   EXPECT_EQ(h.finish(1), FinishReason::kLength);
   EXPECT_EQ(h.core.metrics().requests_adopted, 1u);
   EXPECT_TRUE(h.core.audit().ok()) << h.core.audit();
@@ -75,14 +63,14 @@ TEST(Resume, WhatHasEndedIsKeptForTheGraceTimeAndCanBeTakenAgain) {
   EXPECT_EQ(h.core.metrics().requests_detached, 0u);
   EXPECT_GT(h.core.metrics().resumable_bytes, 15 * sizeof(TokenId));
   for (uint64_t router = 901; router < 904; ++router) {
-    pass(h, 900 * kMillisecond);
+    h.pass(900 * kMillisecond);
     h.gateway = h.join_gateway(router);
     ASSERT_TRUE(adopt(h, h.gateway, 1).status.ok());
-    EXPECT_EQ(h.tokens(1), answer(r));
+    EXPECT_EQ(h.tokens(1), oracle_answer(r));
     EXPECT_EQ(h.finish(1), FinishReason::kLength);
     EXPECT_TRUE(h.core.audit().ok()) << h.core.audit();
   }
-  pass(h, 1100 * kMillisecond);
+  h.pass(1100 * kMillisecond);
   EXPECT_EQ(adopt(h, h.gateway, 1).status.code(), StatusCode::kNotFound);
   EXPECT_THAT(message_of(adopt(h, h.gateway, 1).status), HasSubstr("gateway_grace_ms"));
   EXPECT_EQ(h.core.metrics().requests_resumable, 0u);
@@ -101,7 +89,7 @@ TEST(Resume, WhoseClientStaysAwayIsCancelledAfterTheGraceTime) {
   h.event(Release{h.gateway, RequestId{1, 1}});
   EXPECT_EQ(h.core.metrics().requests_detached, 1u);
   h.step(h.worker);
-  pass(h, 1100 * kMillisecond);
+  h.pass(1100 * kMillisecond);
   EXPECT_EQ(h.core.metrics().requests_abandoned, 1u);
   EXPECT_EQ(h.core.metrics().router_context_bytes, 0u);
   EXPECT_EQ(adopt(h, h.gateway, 1).status.code(), StatusCode::kNotFound);
@@ -122,7 +110,7 @@ TEST(Resume, AReleasedOneRunsOnForTheSameRouter) {
   EXPECT_EQ(h.gateways[h.gateway].events.size(), told);  // nothing goes to who let go
   ASSERT_TRUE(adopt(h, h.gateway, 1).status.ok());
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
   EXPECT_EQ(h.core.metrics().requests_released, 1u);
 }
 
@@ -190,7 +178,7 @@ TEST(Resume, WhoeverHadItIsToldAndHasNoMoreSayInIt) {
   h.event(Submit{old, r});
   EXPECT_EQ(h.gateways[old].replies[r.id].code(), StatusCode::kFailedPrecondition);
   h.run_all();
-  EXPECT_EQ(h.tokens(1), answer(r));
+  EXPECT_EQ(h.tokens(1), oracle_answer(r));
   EXPECT_EQ(h.finish(1), FinishReason::kLength);
 }
 
@@ -304,7 +292,7 @@ TEST(Resume, ARestartedSchedulerHasWhatTheRouterSubmitsAgain) {
   Harness h;
   h.make_ready();
   AcceptedRequest r = resumable(1, 10, 12);
-  const std::vector<TokenId> all = answer(r);
+  const std::vector<TokenId> all = oracle_answer(r);
   r.resubmitted = true;
   r.delivered = {{{all.begin(), all.begin() + 5}, false}};
   h.submit(r);

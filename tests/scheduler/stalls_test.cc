@@ -9,17 +9,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Keeps every lease but those of `silent`; nobody runs a step.
-void pass(Harness& h, Nanos time, SessionId silent = {}) {
-  const Nanos beat = h.options.lease_ms * kMillisecond / 3;
-  for (Nanos done = 0; done < time; done += beat) {
-    h.advance(std::min(beat, time - done));
-    for (const auto& [incarnation, session] : h.sessions) {
-      if (session != silent && !h.closed.contains(session)) h.event(MemberMessage{session, Heartbeat{}});
-    }
-  }
-}
-
 uint32_t stalled(const Harness& h, StallHop hop) {
   return h.core.metrics().requests_stalled[static_cast<size_t>(hop)];
 }
@@ -38,26 +27,26 @@ TEST(Stalls, AStepOwedIsTheWorkers) {
   h.make_ready();
   h.submit(Harness::request(1, 10, 50));
   h.step(h.worker);
-  pass(h, 9 * kSecond);
+  h.pass(9 * kSecond);
   EXPECT_TRUE(h.stalls.empty());
-  pass(h, 4 * kSecond);
+  h.pass(4 * kSecond);
   ASSERT_EQ(h.stalls.size(), 1u);
   EXPECT_EQ(h.stalls[0].request, (RequestId{1, 1}));
   EXPECT_EQ(h.stalls[0].hop, StallHop::kWorker);
   EXPECT_EQ(h.stalls[0].detail, "attention-101");
   EXPECT_GE(h.stalls[0].stalled, 10 * kSecond);
   EXPECT_EQ(stalled(h, StallHop::kWorker), 1u);
-  pass(h, 30 * kSecond);
+  h.pass(30 * kSecond);
   EXPECT_EQ(h.stalls.size(), 1u);  // once
   // Another stall is another report.
   h.step(h.worker);
-  pass(h, 5 * kSecond);
+  h.pass(5 * kSecond);
   EXPECT_EQ(stalled(h, StallHop::kWorker), 0u);
-  pass(h, 10 * kSecond);
+  h.pass(10 * kSecond);
   EXPECT_EQ(h.stalls.size(), 2u);
   EXPECT_EQ(reported(h, StallHop::kWorker), 2u);
   h.run_all();
-  pass(h, 5 * kSecond);
+  h.pass(5 * kSecond);
   EXPECT_EQ(stalled(h, StallHop::kWorker), 0u);
 }
 
@@ -67,7 +56,7 @@ TEST(Stalls, AShardThatIsSilentIsNamed) {
   Harness h(options);
   h.make_ready();
   h.submit(Harness::request(1, 10, 50));
-  pass(h, 13 * kSecond, h.sessions[Incarnation(201)]);
+  h.pass(13 * kSecond, h.sessions[Incarnation(201)]);
   ASSERT_EQ(h.stalls.size(), 1u);
   EXPECT_EQ(h.stalls[0].hop, StallHop::kShard);
   EXPECT_EQ(h.stalls[0].detail, "expert-201");
@@ -77,9 +66,9 @@ TEST(Stalls, AShardThatAWorkerComplainsAboutIsNamed) {
   Harness h(ten_seconds());
   h.make_ready();
   h.submit(Harness::request(1, 10, 50));
-  pass(h, 5 * kSecond);
+  h.pass(5 * kSecond);
   h.event(MemberMessage{h.worker, PeerTrouble{Incarnation(201), "no reply"}});
-  pass(h, 8 * kSecond);
+  h.pass(8 * kSecond);
   ASSERT_EQ(h.stalls.size(), 1u);
   EXPECT_EQ(h.stalls[0].hop, StallHop::kShard);
 }
@@ -92,14 +81,14 @@ TEST(Stalls, WithoutAHomeForEveryExpertItIsThePlacement) {
   const SessionId shard = h.sessions[Incarnation(201)];
   h.event(MemberLost{shard, unavailable("killed")});
   h.closed[shard] = unavailable("killed");
-  pass(h, 13 * kSecond);
+  h.pass(13 * kSecond);
   ASSERT_EQ(h.stalls.size(), 1u);
   EXPECT_EQ(h.stalls[0].hop, StallHop::kPlacement);
   EXPECT_THAT(h.stalls[0].detail, HasSubstr("shard"));
   // Something else it waits for is said again.
   h.join_shard(202);
   h.step(h.worker);
-  pass(h, 13 * kSecond);
+  h.pass(13 * kSecond);
   EXPECT_EQ(h.stalls.back().hop, StallHop::kWorker);
 }
 
@@ -108,7 +97,7 @@ TEST(Stalls, WithoutAWorkerThatTakesWorkItIsThat) {
   h.make_ready();
   h.event(DrainMember{1, Incarnation(101)});
   h.submit(Harness::request(1, 10, 50));
-  pass(h, 13 * kSecond);
+  h.pass(13 * kSecond);
   ASSERT_EQ(h.stalls.size(), 1u);
   EXPECT_EQ(h.stalls[0].hop, StallHop::kNoWorker);
 }
@@ -141,12 +130,12 @@ TEST(Stalls, ALongPromptMakesProgressByItsSteps) {
   h.make_ready();
   h.submit(Harness::request(1, 900, 5));
   for (int i = 0; i < 20; ++i) {
-    pass(h, 3 * kSecond);
+    h.pass(3 * kSecond);
     h.step(h.worker);
   }
   EXPECT_TRUE(h.tokens(1).empty());
   EXPECT_TRUE(h.stalls.empty());
-  pass(h, 13 * kSecond);
+  h.pass(13 * kSecond);
   EXPECT_EQ(h.stalls.size(), 1u);
 }
 
@@ -155,12 +144,12 @@ TEST(Stalls, TheSchedulersOwnAbsenceIsNobodysStall) {
   h.make_ready();
   h.submit(Harness::request(1, 10, 50));
   h.step(h.worker);
-  pass(h, kSecond);
+  h.pass(kSecond);
   h.now += 60 * kSecond;  // it was stopped
   h.event(Tick{});
-  pass(h, 8 * kSecond);
+  h.pass(8 * kSecond);
   EXPECT_TRUE(h.stalls.empty());
-  pass(h, 5 * kSecond);
+  h.pass(5 * kSecond);
   EXPECT_EQ(h.stalls.size(), 1u);
 }
 
@@ -169,14 +158,14 @@ TEST(Stalls, NoneIsLookedForWithoutRequestsOrWhenOff) {
   h.make_ready();
   h.submit(Harness::request(1, 10, 2));
   h.run_all();
-  pass(h, 5 * kSecond);
+  h.pass(5 * kSecond);
   EXPECT_EQ(h.core.metrics().requests_stalled, PerStallHop<uint32_t>{});
   SchedulerOptions off;
   off.stall_report_ms = 0;
   Harness quiet(off);
   quiet.make_ready();
   quiet.submit(Harness::request(1, 10, 50));
-  pass(quiet, 100 * kSecond);
+  quiet.pass(100 * kSecond);
   EXPECT_TRUE(quiet.stalls.empty());
 }
 
