@@ -312,13 +312,15 @@ int run_service(int argc, char** argv, const ServiceSpec& spec, const std::funct
   if (!loaded.ok()) return fail(spec.program, loaded.status());
   Service service;
   service.config_ = loaded->config;
+  std::map<std::string, std::string> set_values;  // the last of a key
   for (const std::string& set : sets) {
     const size_t equals = set.find('=');
     if (equals == std::string::npos) {
       return fail(spec.program, invalid_argument("--set " + set + ": write section.key=value"));
     }
-    overrides.emplace(set.substr(0, equals), set.substr(equals + 1));
+    set_values[set.substr(0, equals)] = set.substr(equals + 1);
   }
+  overrides.merge(set_values);  // a flag of its own comes before --set
   for (const auto& [key, value] : overrides) {
     if (Status set = set_config_key(service.config_, key, value); !set.ok()) return fail(spec.program, set);
   }

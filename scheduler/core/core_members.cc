@@ -147,8 +147,9 @@ void SchedulerCore::lose_member(SessionId session, const Status& cause, bool clo
   const Hello hello = member->hello;
   all_due_ = true;
   if (member->draining && !member->drained) --draining_;
-  ++counters_.members_lost;
-  events_.add("lost", hello.name, message_of(cause), now);
+  // One that was told that nothing is left may go: nobody misses it.
+  if (!member->drained) ++counters_.members_lost;
+  events_.add(member->drained ? "left" : "lost", hello.name, message_of(cause), now);
   members_.remove(session);
   show_members();
   if (close) {

@@ -424,6 +424,10 @@ TEST(Drain, MovesWhatRunsToAnotherWorkerAndTellsWhenItIsDone) {
   const auto members = h.core.status().members;
   EXPECT_TRUE(
       std::any_of(members.begin(), members.end(), [](const auto& m) { return m.state == "drained"; }));
+  h.event(MemberLost{h.worker, unavailable("it ended")});
+  EXPECT_EQ(h.core.metrics().members_lost, 0u) << "it was told that it may";
+  h.event(MemberLost{other, unavailable("it ended")});
+  EXPECT_EQ(h.core.metrics().members_lost, 1u);
 }
 
 TEST(Drain, WithoutAnotherWorkerWhatRunsEndsThereAndNewWorkWaitsForOne) {
