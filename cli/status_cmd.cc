@@ -91,7 +91,11 @@ void add_status_command(CLI::App& app, Command& chosen) {
       command->add_flag("--watch", flags->watch,
                         "A live page until Ctrl-C or q; pages in a row where the output is no terminal");
   command->add_option("--interval", flags->interval_s, "Seconds between looks (default 1)")
-      ->check(CLI::Range(0.1, 3600.0))
+      ->check([](const std::string& text) {
+        double value = 0;  // a range of CLI11's lets "nan" pass
+        const bool number = CLI::detail::lexical_cast(text, value);
+        return number && value >= 0.1 && value <= 3600 ? std::string() : text + " is not in 0.1 to 3600";
+      })
       ->needs(watch);
   command->add_option("--count", flags->count, "End after so many looks")->needs(watch);
   command->callback([&chosen, flags] { chosen = [flags] { return run_status(*flags); }; });

@@ -2,7 +2,11 @@
 
 #include <grpcpp/security/tls_credentials_options.h>
 
-#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "libs/base/address.h"
@@ -14,11 +18,18 @@ namespace experimental = grpc::experimental;
 
 std::string_view view(grpc::string_ref text) { return {text.data(), text.size()}; }
 
-// Asked after each handshake, before anything of the connection is used.
+constexpr unsigned kLookSeconds = 1;  // tls.reload_interval_s is kept by Identity::refresh()
+
+// Asked after each handshake, before anything of the connection is used. Lives as long as the credentials,
+// and has the identity look at its files all that time: a peer that turns away at the sight of an old
+// certificate gives it no other occasion.
 class PeerJudge final : public experimental::ExternalCertificateVerifier {
  public:
   PeerJudge(std::shared_ptr<tls::Identity> identity, tls::Use peer_use, std::string name)
-      : identity_(std::move(identity)), peer_use_(peer_use), name_(std::move(name)) {}
+      : identity_(std::move(identity)),
+        peer_use_(peer_use),
+        name_(std::move(name)),
+        refresher_([this](const std::stop_token& stop) { refresh_until(stop); }) {}
 
   bool Verify(experimental::TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* outcome) override {
@@ -31,17 +42,28 @@ class PeerJudge final : public experimental::ExternalCertificateVerifier {
   void Cancel(experimental::TlsCustomVerificationCheckRequest*) override {}
 
  private:
+  void refresh_until(const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    while (!stop.stop_requested()) {
+      stopped.wait_for(lock, stop, std::chrono::seconds(kLookSeconds), [] { return false; });
+      identity_->refresh();
+    }
+  }
+
   const std::shared_ptr<tls::Identity> identity_;
   const tls::Use peer_use_;
   const std::string name_;
+  std::jthread refresher_;
 };
 
-// Looks at the files by itself, on a thread of its own.
+// gRPC looks at the files by itself, on a thread of its own; they are the identity's copies, since gRPC ends
+// the process where it finds an empty one.
 std::shared_ptr<experimental::CertificateProviderInterface> files_of(const tls::Identity& identity) {
-  const tls::Options& o = identity.options();
-  const auto seconds = static_cast<unsigned>(std::max<Nanos>(o.reload_interval / kSecond, 1));
-  return std::make_shared<experimental::FileWatcherCertificateProvider>(o.key_file, o.cert_file, o.ca_file,
-                                                                        seconds);
+  const tls::ShownFiles& files = identity.shown();
+  return std::make_shared<experimental::FileWatcherCertificateProvider>(
+      files.key_path(), files.certificate_path(), files.ca_path(), kLookSeconds);
 }
 
 template <class Options>

@@ -147,6 +147,7 @@ StatusOr<std::shared_ptr<const Identity::Material>> Identity::read() {
     return fault(cert_, "is of no use here: " + describe(own) + ", " + X509_verify_cert_error_string(error) +
                             " (tls.ca_file is " + ca_.path() + ")");
   }
+  RETURN_IF_ERROR(shown_.show(*ca_text, *cert_text, *key_text));
   return material;
 }
 

@@ -16,6 +16,7 @@
 #include "libs/base/watched_file.h"
 #include "libs/tls/options.h"
 #include "libs/tls/refusal.h"
+#include "libs/tls/shown_files.h"
 
 namespace conclave::tls {
 
@@ -53,6 +54,8 @@ class Identity {
   Identity& operator=(const Identity&) = delete;
 
   const Options& options() const { return options_; }
+  // Copies of the last set that was taken; their paths never change.
+  const ShownFiles& shown() const { return shown_; }
   // Once, before others use it.
   void observe(Observer observer) { observer_ = std::move(observer); }
 
@@ -82,6 +85,7 @@ class Identity {
 
   std::mutex reload_mutex_;  // one reading at a time
   WatchedFile ca_, cert_, key_;
+  ShownFiles shown_;
   TimePoint next_look_ = 0;
 
   mutable std::mutex mutex_;

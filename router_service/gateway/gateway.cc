@@ -61,6 +61,7 @@ std::optional<RequestId> parse_id(std::string_view text) {
   const auto hi = std::from_chars(text.data(), middle, id.hi, 16);
   const auto lo = std::from_chars(middle, end, id.lo, 16);
   if (hi.ptr != middle || lo.ptr != end || hi.ec != std::errc() || lo.ec != std::errc()) return std::nullopt;
+  if (id == RequestId{}) return std::nullopt;  // no request has it, and the scheduler takes it for a fault
   return id;
 }
 

@@ -322,6 +322,10 @@ TEST(ResumeStream, BadRequestsAreAnswered) {
   const size_t count = numbered(r.body).size();
   EXPECT_EQ(resume(router, "no-such-thing", 0).status, 404);
   EXPECT_EQ(resume(router, "0123456789abcdef0123456789abcdef", 0).status, 404);
+  // No request's id: a scheduler that is asked for it closes the session of the whole router.
+  EXPECT_FALSE(gateway::parse_id(std::string(32, '0')).has_value());
+  EXPECT_EQ(resume(router, std::string(32, '0'), 0).status, 404);
+  EXPECT_EQ(resume(router, "cmpl-" + std::string(32, '0'), 0).status, 404);
   EXPECT_EQ(http_call(router.port, "GET", "/v1/streams/").status, 404);
   const auto word = http_call(router.port, "GET", "/v1/streams/" + id, "", "last-event-id: third\r\n");
   EXPECT_EQ(word.status, 400);

@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 
 #include "conclave/v1/cluster.grpc.pb.h"
 #include "libs/base/address.h"
@@ -225,6 +226,38 @@ TEST_F(TlsTest, AMemberDoesNotSpeakInClear) {
   EXPECT_TRUE(eventually([&] { return g_failed[static_cast<size_t>(Refusal::kNotTls)] > before; }));
   EXPECT_EQ(worker.watch.read(worker.welcomes), 0);
   EXPECT_EQ(plain.grpc->metrics().streams_opened, 0u);
+}
+
+// A file written in place is empty for a moment: gRPC, which ends the process over that, must not see it.
+TEST_F(TlsTest, FilesThatAreEmptyOrTornChangeNothingUntilTheyAreWhole) {
+  start();
+  const auto own = member();
+  rpc::SchedulerClient gateway(client(own), "router", make_incarnation());
+  RemoteMember worker(client(own), Role::kAttention, kMillisecond);
+  RemoteMember shard(client(own), Role::kExpert);
+  serve(gateway, 1, 4);
+  const auto write = [&](const std::string& of, const std::string& text) {
+    for (const auto& entry : std::filesystem::directory_iterator(directory + "/" + of))
+      std::ofstream(entry.path(), std::ios::trunc) << text;
+  };
+  for (const char* text : {"", "-----BEGIN CERTIFICATE-----\nMIIB"}) {
+    const uint64_t faults = server->figures().failed_reloads, own_faults = own->figures().failed_reloads;
+    write("server", text);
+    write("member", text);
+    ASSERT_TRUE(eventually([&] {
+      return server->figures().failed_reloads > faults && own->figures().failed_reloads > own_faults;
+    }));
+    // gRPC has looked too by the time that it would have taken a new set.
+    RemoteMember late(client(own), Role::kExpert);
+    EXPECT_TRUE(late.wait_joined()) << "the set before serves on: " << late.client->not_joined();
+  }
+  const uint64_t taken = server->figures().reloads;
+  tls::write_files(directory + "/server", ca.pem(), ca.issue());
+  tls::write_files(directory + "/member", ca.pem(), ca.issue());
+  EXPECT_TRUE(eventually([&] { return server->figures().reloads > taken; }));
+  RemoteMember late(client(own), Role::kExpert);
+  EXPECT_TRUE(late.wait_joined()) << late.client->not_joined();
+  serve(gateway, 100, 4);
 }
 
 TEST_F(TlsTest, CertificatesAndAuthorityChangeUnderTraffic) {
