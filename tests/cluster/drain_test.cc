@@ -81,14 +81,19 @@ TEST(DrainTest, AWorkerThatIsToldToEndUnderSixteenStreamsHandsThemOver) {
 }
 
 TEST(DrainTest, AShardThatIsToldToEndUnderLoadLosesNothing) {
-  ProcessCluster cluster(demo_shape(1));
-  ASSERT_TRUE(cluster.wait_ready());
-  Streams streams(cluster, 8, kTokens);
-  streams.wait_tokens(8);
-  cluster.shards[1].signal(SIGTERM);
-  EXPECT_EQ(cluster.shards[1].wait(20 * kSecond), 0) << cluster.shards[1].log();
-  EXPECT_LT(streams.longest(), kTokens) << "the streams were over before the end";
-  streams.check(cluster);
+  // Where other work has the cores the streams may be over first, which shows nothing about load.
+  bool under_load = false;
+  for (int attempt = 0; attempt < 5 && !under_load; ++attempt) {
+    ProcessCluster cluster(demo_shape(1));
+    ASSERT_TRUE(cluster.wait_ready());
+    Streams streams(cluster, 8, kTokens);
+    streams.wait_tokens(8);
+    cluster.shards[1].signal(SIGTERM);
+    EXPECT_EQ(cluster.shards[1].wait(20 * kSecond), 0) << cluster.shards[1].log();
+    under_load = streams.longest() < kTokens;
+    streams.check(cluster);
+  }
+  EXPECT_TRUE(under_load) << "the streams were over before the end";
 }
 
 TEST(DrainTest, AShardDrainedByCommandUnderLoadHandsOverWhatItHoldsAndStays) {
