@@ -58,7 +58,7 @@ struct WorkerOptions {
   // Micro-batches of one step in flight: attention of one overlaps experts of another, and the wire both. A
   // step has at most so many, of at least `micro_batch_min_rows` rows each; with tuning, as many of these as
   // were the fastest for steps of its size (micro_batch_tuner.h).
-  uint32_t micro_batches = 4;
+  uint32_t micro_batches = 8;
   uint32_t micro_batch_min_rows = 8;
   bool micro_batch_tuning = true;
   // Plans that may wait behind the running one. A scheduler that sends more breaks the protocol: they are

@@ -128,7 +128,7 @@ void Rope::apply(const Context& ctx, float* x, uint32_t m, uint32_t heads, const
 
 void combine_slots(Precision precision, const std::byte* const* rows, const float* weights, uint32_t slots,
                    uint32_t n, float* out) {
-  static const Table& table = table_of(available_isas().back());
+  static const Table& table = table_of(best_isa());
   const FlushScope flush;
   table.combine(precision == Precision::kBf16 ? Elem::kBf16 : Elem::kF32, rows, weights, slots, n, out);
 }

@@ -26,7 +26,9 @@ enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 
 // The instruction sets this CPU has, best last, each having passed self_check().
 std::vector<Isa> available_isas();
-// The best of them, or what CONCLAVE_ISA names (scalar, avx2, avx512, avx512bf16).
+// The last of them. Every process asks when it starts: no more is checked than what it uses.
+Isa best_isa();
+// That one, or what CONCLAVE_ISA names (scalar, avx2, avx512, avx512bf16).
 StatusOr<Isa> choose_isa();
 std::string_view isa_name(Isa isa);
 // Compares an instruction set's kernels with the scalar contract on a small fixed set that includes

@@ -49,13 +49,26 @@ struct ScaleTest : ::testing::Test {
     return whole(keeper, cluster, shards);
   }
 
-  // Tokens a second while `act` runs.
-  double rate(Load& load, const std::function<void()>& act) {
+  struct Rate {
+    uint64_t tokens = 0;
+    double seconds = 0;
+    double longest_gap_ms = 0;  // of any stream
+    double tokens_per_s() const { return static_cast<double>(tokens) / seconds; }
+  };
+  // Adds what comes while `act` runs.
+  void add(Rate& rate, Load& load, const std::function<void()>& act) {
     const uint64_t tokens = load.report().tokens;
+    load.mark();
     const TimePoint begin = steady_now();
     act();
-    return static_cast<double>(load.report().tokens - tokens) /
-           (static_cast<double>(steady_now() - begin) * 1e-9);
+    rate.seconds += static_cast<double>(steady_now() - begin) * 1e-9;
+    rate.tokens += load.report().tokens - tokens;
+    rate.longest_gap_ms = std::max(rate.longest_gap_ms, static_cast<double>(load.longest_gap()) * 1e-6);
+  }
+  Rate rate(Load& load, const std::function<void()>& act) {
+    Rate rate;
+    add(rate, load, act);
+    return rate;
   }
 
   // Of the shards first, first + 1, ..., last - 1.
@@ -70,11 +83,13 @@ struct ScaleTest : ::testing::Test {
   }
   // `least`: what has to be read whatever the order: what the new shards hold in the end, or what those that
   // left held, each when it left.
-  void row(const char* what, double before, double during, double after, double bytes, double least) {
+  void row(const char* what, const Rate& before, const Rate& during, const Rate& after, double bytes, double least) {
     std::ostringstream line;
-    line << std::fixed << std::setprecision(0) << "| " << what << " | " << before << " | " << during << " | "
-         << after << " | " << std::setprecision(2) << during / std::min(before, after) << " | "
-         << bytes / (1 << 20) << " | " << bytes / least << " |";
+    line << std::fixed << std::setprecision(0) << "| " << what << " | " << before.tokens_per_s() << " | "
+         << during.tokens_per_s() << " | " << after.tokens_per_s() << " | " << std::setprecision(2)
+         << during.tokens_per_s() / std::min(before.tokens_per_s(), after.tokens_per_s()) << " | " << during.seconds << " | "
+         << std::setprecision(0) << during.longest_gap_ms << " | " << std::setprecision(2) << bytes / (1 << 20)
+         << " | " << bytes / least << " |";
     table_line(line.str());
     EXPECT_LE(bytes, kMostMoved * least) << what;
   }
@@ -89,9 +104,9 @@ TEST_F(ScaleTest, FromOneShardToFiveAndBackToTwoUnderLoad) {
   Load load(*cluster.gateway, fault_free_tokens(), {.concurrency = kStreams});
   ASSERT_TRUE(keeper.tend_until([&] { return load.running() == kStreams; }, kLimit));
   const auto window = [&] { keeper.tend_for(kWindow); };
-  const double one = rate(load, window);
+  const Rate one = rate(load, window);
   const double bytes_of_one = warmed_bytes(1);
-  const double up = rate(load, [&] {
+  const Rate up = rate(load, [&] {
     for (size_t i = 1; i < 5; ++i) {
       cluster.shards.emplace_back();
       keeper.start("shard" + std::to_string(i));
@@ -100,23 +115,24 @@ TEST_F(ScaleTest, FromOneShardToFiveAndBackToTwoUnderLoad) {
   });
   const double read_up = warmed_bytes(5) - bytes_of_one;
   const double least_up = sum_of("conclave_expert_held_weight_bytes", 1, 5);
-  const double five = rate(load, window);
+  const Rate five = rate(load, window);
   double read_down = 0, least_down = 0;
-  const double down = rate(load, [&] {
-    for (size_t i = 4; i >= 2; --i) {
-      const std::string name = "shard" + std::to_string(i);
-      const double before = warmed_bytes(i);
-      least_down += sum_of("conclave_expert_held_weight_bytes", i, i + 1);
+  Rate down;  // without what this test asks the shards for in between
+  for (size_t i = 4; i >= 2; --i) {
+    const std::string name = "shard" + std::to_string(i);
+    const double before = warmed_bytes(i);
+    least_down += sum_of("conclave_expert_held_weight_bytes", i, i + 1);
+    Process& process = keeper.process(name);
+    add(down, load, [&] {
       keeper.let_go(name);
-      Process& process = keeper.process(name);
       process.signal(SIGTERM);
       EXPECT_TRUE(keeper.tend_until([&] { return !process.running(); }, kLimit)) << process.log();
-      EXPECT_EQ(process.wait(0), 0) << process.log();
-      read_down += warmed_bytes(i) - before;
-    }
-    EXPECT_TRUE(keeper.tend_until([&] { return ready(2); }, kLimit)) << cluster.scheduler.log();
-  });
-  const double two = rate(load, window);
+      EXPECT_TRUE(keeper.tend_until([&] { return ready(i); }, kLimit)) << cluster.scheduler.log();
+    });
+    EXPECT_EQ(process.wait(0), 0) << process.log();
+    read_down += warmed_bytes(i) - before;
+  }
+  const Rate two = rate(load, window);
   load.stop();
   ASSERT_TRUE(keeper.tend_until([&] { return load.over(); }, kLimit));
   const LoadReport report = load.report();
@@ -125,11 +141,12 @@ TEST_F(ScaleTest, FromOneShardToFiveAndBackToTwoUnderLoad) {
   EXPECT_GT(report.completed, kStreams);
   EXPECT_EQ(keeper.settle(kLimit), "");
   // Work goes on. How fast is measured, not asserted: processes that start take the cores of a small machine.
-  EXPECT_GT(up, 0);
-  EXPECT_GT(down, 0);
+  EXPECT_GT(up.tokens_per_s(), 0);
+  EXPECT_GT(down.tokens_per_s(), 0);
   table_line(
-      "| change | before, tokens/s | during | after | during / lower of both | MiB read | of the least |");
-  table_line("|---|---|---|---|---|---|---|");
+      "| change | before, tokens/s | during | after | during / lower of both | s | longest gap, ms | MiB read | of the "
+      "least |");
+  table_line("|---|---|---|---|---|---|---|---|---|");
   row("1 to 5 shards", one, up, five, read_up, least_up);
   row("5 to 2 shards", five, down, two, read_down, least_down);
 }
