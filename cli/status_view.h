@@ -38,7 +38,7 @@ struct EventView {
   uint32_t times = 1;
   // Something that should not happen in a quiet cluster.
   bool fault() const {
-    return kind == "lost" || kind == "refused" || kind == "suspect" || kind == "replay" || kind == "stall" ||
+    return kind == "lost" || kind == "refused" || kind == "stranger" || kind == "suspect" || kind == "replay" || kind == "stall" ||
            kind == "late" || kind == "preempted";
   }
 };

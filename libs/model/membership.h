@@ -23,6 +23,13 @@ inline constexpr uint32_t kProtocolVersionMin = 1;
 inline constexpr uint32_t kProtocolVersionMax = 1;
 
 // First message of a member. Routers leave the model fields empty.
+// Which secrets of the data plane a member knows, as digests that say which are the same and nothing else
+// (libs/transport/handshake.h). The first is the one it proves to peers, any is accepted from them; none: it has no secret.
+struct KnownSecrets {
+  std::vector<std::string> digests;
+  bool operator==(const KnownSecrets&) const = default;
+};
+
 struct Hello {
   Role role = Role::kRouter;
   std::string name;
@@ -37,6 +44,7 @@ struct Hello {
   uint32_t kv_blocks = 0;         // attention: pages it has
   uint32_t max_batch_tokens = 0;  // attention: rows one plan may have
   std::string transport_address;  // attention, expert
+  std::optional<KnownSecrets> secrets;  // attention, expert; absent: not told, so nothing follows from it
   // What the scheduler needs of the model; taken from the first member of a fleet, compared for the others.
   uint32_t num_layers = 0;
   uint32_t num_experts = 0;
@@ -51,7 +59,7 @@ struct Welcome {
   Incarnation scheduler;
   Nanos lease_ns = 0;  // renew well within it
 };
-// The member may not join: another numerics_id, model or protocol, or a fenced incarnation. Final for that
+// The member may not join: another numerics_id, model, secret or protocol, or a fenced incarnation. Final for that
 // incarnation.
 struct Refusal {
   StatusCode code = StatusCode::kFailedPrecondition;
@@ -80,6 +88,7 @@ struct Heartbeat {
   // Of the weights it needs, how much has been read; absent: no news.
   std::optional<uint32_t> loaded_permille = std::nullopt;
   uint32_t held_experts = 0;  // shard: (layer, expert) pairs it holds
+  std::optional<KnownSecrets> secrets = std::nullopt;  // absent: no news
 };
 struct PlacementReady {  // expert: has what the epoch assigns to it
   Epoch epoch;

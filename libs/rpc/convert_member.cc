@@ -6,6 +6,27 @@
 
 namespace conclave::rpc {
 
+namespace {
+
+constexpr int kMaxSecrets = 8;
+constexpr size_t kMaxDigestBytes = 64;
+
+void to_proto(const KnownSecrets& from, pb::KnownSecrets* to) {
+  for (const std::string& digest : from.digests) to->add_digests(digest);
+}
+
+StatusOr<KnownSecrets> from_proto(const pb::KnownSecrets& from) {
+  if (from.digests_size() > kMaxSecrets) return invalid_field("secrets", "more than 8 secrets");
+  KnownSecrets to;
+  for (const std::string& digest : from.digests()) {
+    RETURN_IF_ERROR(check_text("secrets.digests", digest, kMaxDigestBytes));
+    to.digests.push_back(digest);
+  }
+  return to;
+}
+
+}  // namespace
+
 void to_proto(const Hello& from, pb::Hello* to) {
   to->set_role(static_cast<pb::Role>(from.role));
   to->set_name(wire_text(from.name, kMaxNameBytes));
@@ -26,6 +47,7 @@ void to_proto(const Hello& from, pb::Hello* to) {
   to->set_expert_bytes(from.expert_bytes);
   to->set_ops_address(wire_text(from.ops_address, kMaxNameBytes));
   to->set_version(wire_text(from.version, kMaxNameBytes));
+  if (from.secrets) to_proto(*from.secrets, to->mutable_secrets());
 }
 
 StatusOr<Hello> from_proto(const pb::Hello& from) {
@@ -64,6 +86,9 @@ StatusOr<Hello> from_proto(const pb::Hello& from) {
   to.expert_bytes = from.expert_bytes();
   to.ops_address = from.ops_address();
   to.version = from.version();
+  if (from.has_secrets()) {
+    ASSIGN_OR_RETURN(to.secrets, from_proto(from.secrets()));
+  }
   return to;
 }
 
@@ -232,6 +257,7 @@ void to_proto(const FromMember& from, pb::MemberUp* to) {
     to->mutable_heartbeat()->set_epoch(heartbeat->epoch.value);
     if (heartbeat->loaded_permille) to->mutable_heartbeat()->set_loaded_permille(*heartbeat->loaded_permille);
     to->mutable_heartbeat()->set_held_experts(heartbeat->held_experts);
+    if (heartbeat->secrets) to_proto(*heartbeat->secrets, to->mutable_heartbeat()->mutable_secrets());
   } else if (const auto* result = std::get_if<StepResult>(&from)) {
     to_proto(*result, to->mutable_step_result());
   } else if (const auto* ready = std::get_if<PlacementReady>(&from)) {
@@ -257,6 +283,9 @@ StatusOr<FromMember> from_proto(const pb::MemberUp& from) {
       RETURN_IF_ERROR(check_at_most("heartbeat.loaded_permille", beat.loaded_permille(), 1000));
       Heartbeat heartbeat{Epoch(beat.epoch()), std::nullopt, beat.held_experts()};
       if (beat.has_loaded_permille()) heartbeat.loaded_permille = beat.loaded_permille();
+      if (beat.has_secrets()) {
+        ASSIGN_OR_RETURN(heartbeat.secrets, from_proto(beat.secrets()));
+      }
       return FromMember(heartbeat);
     }
     case pb::MemberUp::kStepResult: {

@@ -33,6 +33,7 @@
 #include "libs/service/test_faults.h"
 #include "libs/telemetry/log.h"
 #include "libs/telemetry/log_limit.h"
+#include "libs/transport/handshake.h"
 #include "libs/transport/ucx_transport.h"
 
 namespace conclave {
@@ -191,13 +192,19 @@ class MemberProcess {
   // What the line tells, on its way to the core.
   struct Handler final : MemberHandler {
     Handler(MemberProcess& p, Core& c) : process(p), core(c) {}
-    Hello hello() override { return core.hello(); }
+    Hello hello() override {
+      Hello hello = core.hello();
+      hello.secrets = process.told_secrets_ = process.known_secrets();
+      return hello;
+    }
     void on_message(ToMember message) override {
       const bool drained = std::holds_alternative<Drained>(message);
+      const bool welcome = std::holds_alternative<Welcome>(message);
       log_message(message);
-      if (std::holds_alternative<Welcome>(message)) process.connected_ = true;
+      if (welcome) process.connected_ = true;
       core.on_message(std::move(message));
       if (drained) process.drained();
+      if (welcome) process.tell_secrets();  // they may have changed since the hello
     }
     void on_down(const Status& cause) override {
       log_info(LogModule::kSessions, "no connection to the scheduler", {{"cause", cause}});
@@ -329,6 +336,23 @@ class MemberProcess {
     if (ucx_ != nullptr) ucx_->set_secrets(secrets_[0], secrets_.size() > 1 ? secrets_[1] : "");
     log_info(LogModule::kTransport, "the cluster's secret was read again",
              {{"accepted", static_cast<uint64_t>(secrets_.size())}});
+    tell_secrets();
+  }
+
+  KnownSecrets known_secrets() const {
+    KnownSecrets known;
+    for (const std::string& secret : secrets_) known.digests.push_back(wire::secret_digest(secret));
+    return known;
+  }
+
+  // Tells the scheduler, where it has heard of others.
+  void tell_secrets() {
+    if (!connected_) return;
+    KnownSecrets known = known_secrets();
+    if (known == told_secrets_) return;
+    Heartbeat beat = member_->core->heartbeat();
+    beat.secrets = told_secrets_ = std::move(known);
+    member_->client->send(beat);
   }
 
   // A file of some bytes, on a file system of this machine: reading it does not hold up the loop.
@@ -391,6 +415,7 @@ class MemberProcess {
   std::function<TransportStats()> transport_stats_;
   std::vector<std::string> secrets_;
   std::optional<WatchedFile> secret_file_;
+  KnownSecrets told_secrets_;  // to the scheduler, last
   UcxTransport* ucx_ = nullptr;  // of member_
   std::array<LogLimit, kHelloRefusals> refusal_lines_;
   std::string last_refusal_;

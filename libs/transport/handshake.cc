@@ -54,6 +54,15 @@ Proof hello_ack_proof(std::string_view secret, Incarnation sender, const HelloAc
   return hmac(secret, m);
 }
 
+std::string secret_digest(std::string_view secret) {
+  constexpr size_t kBytes = 16;
+  Bytes m;
+  Writer w(m);
+  put_text(w, "conclave data plane secret digest 1");
+  const Proof digest = hmac(secret, m);
+  return std::string(reinterpret_cast<const char*>(digest.data()), kBytes);
+}
+
 bool same_proof(const Proof& a, const Proof& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
 }  // namespace conclave::wire

@@ -79,6 +79,9 @@ class SchedulerCore {
   void handle(Tick& event, TimePoint now);
 
   void on_hello(SessionId session, Hello hello, TimePoint now);
+  void add_shard(const Hello& hello, TimePoint now);
+  void add_worker(SessionId session, const Hello& hello);
+  void expel_strangers(TimePoint now);
   void on_step_result(Member& member, StepResult& result, TimePoint now);
   std::optional<BatchPlan> plan_worker(WorkerPlanner& worker, const Member& member, TimePoint now);
   void on_peer_trouble(const PeerTrouble& trouble, TimePoint now);

@@ -49,6 +49,7 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
   const char* unexpected = nullptr;
   if (const auto* heartbeat = std::get_if<Heartbeat>(&event.message)) {
     on_heartbeat(*member, *heartbeat);
+    if (heartbeat->secrets) expel_strangers(now);
   } else if (auto* result = std::get_if<StepResult>(&event.message)) {
     if (worker) return on_step_result(*member, *result, now);
     unexpected = "a shard reported the result of a step";
@@ -75,6 +76,7 @@ void SchedulerCore::handle(MemberMessage& event, TimePoint now) {
 }
 
 void SchedulerCore::on_heartbeat(Member& member, const Heartbeat& heartbeat) {
+  if (heartbeat.secrets) member.hello.secrets = heartbeat.secrets;
   // One without an epoch only renews the lease, and one of the future is of another scheduler.
   if (heartbeat.epoch && heartbeat.epoch <= placement_.newest() &&
       std::exchange(member.epoch_in_use, heartbeat.epoch) != heartbeat.epoch) {
@@ -111,11 +113,30 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   show_members();
   emit(SendMember{session, welcome()});
   if (info.role == Role::kExpert) {
-    const bool limited = info.capacity_bytes > 0 && info.expert_bytes > 0;
-    const uint64_t slots = limited ? info.capacity_bytes / info.expert_bytes : UINT64_MAX;
-    placement_.shard_joined({info.incarnation, info.name, info.transport_address}, slots, now);
-    return;
+    add_shard(info, now);
+  } else {
+    add_worker(session, info);
   }
+  if (members_.alone(info)) {
+    events_.add("stranger", info.name,
+                "knows no secret of the data plane that any peer does (transport.secret_file); nor has any other member a peer",
+                now);
+  }
+  expel_strangers(now);
+}
+
+// Members that joined before it could be said who is wrong.
+void SchedulerCore::expel_strangers(TimePoint now) {
+  for (const DeadMember& stranger : members_.strangers()) lose_member(stranger.session, stranger.cause, true, now);
+}
+
+void SchedulerCore::add_shard(const Hello& info, TimePoint now) {
+  const bool limited = info.capacity_bytes > 0 && info.expert_bytes > 0;
+  const uint64_t slots = limited ? info.capacity_bytes / info.expert_bytes : UINT64_MAX;
+  placement_.shard_joined({info.incarnation, info.name, info.transport_address}, slots, now);
+}
+
+void SchedulerCore::add_worker(SessionId session, const Hello& info) {
   WorkerLimits limits;
   limits.step_tokens = options_.step_token_budget;
   if (info.max_batch_tokens > 0) limits.step_tokens = std::min(limits.step_tokens, info.max_batch_tokens);

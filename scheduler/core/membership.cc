@@ -49,6 +49,18 @@ Status check_equal(std::string_view field, const std::string& name, uint32_t the
   return differs(field, name, std::to_string(theirs), std::to_string(ours));
 }
 
+// Whether the two can connect: the worker proves its secret, the shard accepts any that it knows (docs/security.md). Of who
+// has not told its secrets nothing is said.
+bool can_meet(const Hello& a, const Hello& b) {
+  const Hello& worker = a.role == Role::kAttention ? a : b;
+  const Hello& shard = a.role == Role::kAttention ? b : a;
+  if (worker.role == shard.role) return false;
+  if (!worker.secrets || !shard.secrets) return true;
+  const std::vector<std::string>&proves = worker.secrets->digests, &accepts = shard.secrets->digests;
+  if (proves.empty()) return accepts.empty();
+  return std::find(accepts.begin(), accepts.end(), proves[0]) != accepts.end();
+}
+
 }  // namespace
 
 Status Membership::check(const Hello& hello) const {
@@ -100,12 +112,53 @@ Status Membership::check(const Hello& hello) const {
                                           hello.name + " was a member before; join again under a new one"),
                       "incarnation");
   }
+  RETURN_IF_ERROR(check_secret(hello));
   if (members_.size() >= options_.max_members) {
     return resource_exhausted("the fleet has its " + std::to_string(options_.max_members) +
                               " members (max_members); the " + std::string(role_name(hello.role)) +
                               " must wait");
   }
   return OkStatus();
+}
+
+bool Membership::has_peer(const Hello& hello) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&hello](const auto& other) { return can_meet(hello, other.second.hello); });
+}
+
+bool Membership::alone(const Hello& hello) const {
+  const auto is_peer = [&hello](const auto& other) { return other.second.hello.role != hello.role; };
+  return std::any_of(members_.begin(), members_.end(), is_peer) && !has_peer(hello);
+}
+
+Status Membership::check_secret(const Hello& hello) const {
+  if (!alone(hello)) return OkStatus();
+  // Where none has a peer this one may be right, and they wrong.
+  const bool any = std::any_of(members_.begin(), members_.end(),
+                               [this](const auto& member) { return has_peer(member.second.hello); });
+  if (!any) return OkStatus();
+  const Role peers = hello.role == Role::kAttention ? Role::kExpert : Role::kAttention;
+  return with_field(
+      failed_precondition(hello.name + " knows no secret of the data plane that any " +
+                          std::string(role_name(peers)) + " of this fleet does (transport.secret_file)"),
+      "transport.secret_file");
+}
+
+std::vector<DeadMember> Membership::strangers() {
+  bool any = false;
+  for (auto& [session, member] : members_) {
+    if (!has_peer(member.hello)) continue;
+    member.met = true;
+    any = true;
+  }
+  std::vector<DeadMember> out;
+  if (!any) return out;
+  for (const auto& [session, member] : members_) {
+    if (!member.met && alone(member.hello))
+      out.push_back({session, failed_precondition("it knows no secret of the data plane that its peers do "
+                                                  "(transport.secret_file)")});
+  }
+  return out;
 }
 
 Status Membership::check_gateway(const Hello& hello) const {

@@ -38,6 +38,7 @@ struct Member {
   Epoch epoch_in_use;            // from heartbeats
   uint32_t loaded_permille = 0;  // the same
   uint32_t held_experts = 0;     // the same
+  bool met = false;              // some other member knew the secret for a connection with it
   // Complaints of workers about a shard since trouble_since; 0: none.
   uint32_t troubles = 0;
   TimePoint trouble_since = 0;
@@ -59,6 +60,11 @@ class Membership {
   Status check(const Hello& hello) const;
   // The same for a gateway: protocol, and model fields where it gives any.
   Status check_gateway(const Hello& hello) const;
+  // Marks who has met whom, and lists those who joined knowing no secret of any peer, once others have met: nobody could say
+  // before who is wrong. Who has met stays, whatever is changed then: its connections do.
+  std::vector<DeadMember> strangers();
+  // Has no peer that it can connect with, though there are peers.
+  bool alone(const Hello& hello) const;
   // After check(). The reference holds until the member is removed.
   Member& add(SessionId session, Hello hello, TimePoint now);
   // Fences the incarnation for ever.
@@ -87,6 +93,8 @@ class Membership {
  private:
   TimePoint dead_at(const Member& member) const;
   bool data_plane_dead(const Member& member) const;
+  Status check_secret(const Hello& hello) const;
+  bool has_peer(const Hello& hello) const;
 
   const SchedulerOptions& options_;
   std::map<SessionId, Member> members_;

@@ -82,6 +82,7 @@ class SecurityTest : public ::testing::Test {
   tls::Options files;
 };
 
+constexpr char kRefusedMetric[] = "conclave_scheduler_refused_members_total";
 constexpr char kSecretMetric[] = "conclave_transport_refused_hellos_total{reason=\"secret\"}";
 
 TEST_F(SecurityTest, AnswersAreThoseOfAClusterInClear) {
@@ -199,6 +200,35 @@ TEST_F(SecurityTest, AWorkerWithoutTheSecretIsRefusedUntilItLearnsIt) {
   write(path_of("worker-secret"), kSecret);
   cluster.worker.signal(SIGHUP);
   ASSERT_TRUE(cluster.wait_ready());
+  Streams(cluster, 4, 16).check(cluster);
+  EXPECT_EQ(cluster.unexpected_ends(), "");
+}
+
+// It is refused before it is given an expert, so no stream waits for it; and it is let in once it knows the secret.
+TEST_F(SecurityTest, AShardWithAnotherSecretDoesNotBecomeAMember) {
+  ProcessCluster cluster(shape());
+  ASSERT_TRUE(cluster.wait_ready());
+  ASSERT_TRUE(eventually([&] { return cluster.metric("scheduler", "conclave_scheduler_short_experts") == 0; }));
+  const double changes = cluster.metric("scheduler", "conclave_scheduler_placement_changes_total");
+  Streams streams(cluster, 6, 200);
+  streams.wait_tokens(4);
+  write(path_of("stranger-secret"), "not the secret of this cluster");
+  std::vector<std::string> arguments = flags_of(files);
+  arguments.insert(arguments.end(), {"--model", ClusterEnvironment::model(), "--name", "stranger", "--scheduler",
+                                     cluster.scheduler_address(), "--ops-listen", "127.0.0.1:0", "--set",
+                                     "transport.secret_file=" + path_of("stranger-secret")});
+  Process stranger = Process::start("conclave-expert", arguments, path_of("stranger.log"));
+  ASSERT_TRUE(eventually([&] { return cluster.metric("scheduler", kRefusedMetric) >= 2; })) << stranger.log();
+  EXPECT_THAT(stranger.log(), AllOf(HasSubstr("not a part of the fleet"), HasSubstr("transport.secret_file")));
+  streams.check(cluster);
+  EXPECT_EQ(cluster.metric("scheduler", "conclave_scheduler_shards"), 2);
+  EXPECT_EQ(cluster.metric("scheduler", "conclave_scheduler_placement_changes_total"), changes);
+  EXPECT_EQ(cluster.metric("worker", kSecretMetric), 0) << "nobody was sent to it";
+
+  write(path_of("stranger-secret"), kSecret);
+  stranger.signal(SIGHUP);
+  ASSERT_TRUE(eventually([&] { return cluster.metric("scheduler", "conclave_scheduler_shards") == 3; }))
+      << stranger.log();
   Streams(cluster, 4, 16).check(cluster);
   EXPECT_EQ(cluster.unexpected_ends(), "");
 }

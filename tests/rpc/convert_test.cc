@@ -66,6 +66,11 @@ class Maker {
     for (PromptLogprob& p : out) p = {-f() * 10, top(), u(1000)};
     return out;
   }
+  KnownSecrets secrets() {
+    KnownSecrets known;
+    for (uint32_t n = u(3); n > 0; --n) known.digests.push_back(std::string(16, static_cast<char>(u(256))));
+    return known;
+  }
   Hello hello() {
     Hello h;
     h.role = static_cast<Role>(1 + u(3));
@@ -87,6 +92,7 @@ class Maker {
     h.vocab_size = u(300000);
     h.ops_address = text();
     h.version = text();
+    if (r.chance(0.5)) h.secrets = secrets();
     return h;
   }
   BatchPlan plan() {
@@ -260,6 +266,7 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     EXPECT_EQ(hello2.vocab_size, hello.vocab_size);
     EXPECT_EQ(hello2.ops_address, hello.ops_address);
     EXPECT_EQ(hello2.version, hello.version);
+    EXPECT_EQ(hello2.secrets, hello.secrets);
 
     const BatchPlan plan = make.plan();
     const BatchPlan plan2 = round_trip<pb::BatchPlan>(plan);
@@ -393,12 +400,13 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     EXPECT_EQ(fleet2.loaded_permille, fleet.loaded_permille);
     EXPECT_EQ(fleet2.shard_set, fleet.shard_set);
     EXPECT_EQ(fleet2.max_router_context_bytes, fleet.max_router_context_bytes);
-    const Heartbeat beat{Epoch(make.u(9)), make.r.chance(0.5) ? std::optional(make.u(1001)) : std::nullopt,
-                         make.u(500)};
+    Heartbeat beat{Epoch(make.u(9)), make.r.chance(0.5) ? std::optional(make.u(1001)) : std::nullopt, make.u(500)};
+    if (make.r.chance(0.5)) beat.secrets = make.secrets();
     const auto beat2 = std::get<Heartbeat>(round_trip<pb::MemberUp>(FromMember(beat)));
     EXPECT_EQ(beat2.loaded_permille, beat.loaded_permille);
     EXPECT_EQ(beat2.held_experts, beat.held_experts);
     EXPECT_EQ(beat2.epoch, beat.epoch);
+    EXPECT_EQ(beat2.secrets, beat.secrets);
     const PlacementUpdate update{table, make.r.chance(0.5), make.r.chance(0.5)};
     const auto update2 = std::get<PlacementUpdate>(round_trip<pb::MemberDown>(ToMember(update)));
     EXPECT_EQ(update2.urgent, update.urgent);

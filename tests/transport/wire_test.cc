@@ -365,6 +365,14 @@ TEST(Wire, EveryFlippedBitIsFound) {
   }
 }
 
+TEST(Handshake, ADigestTellsSecretsApartAndIsNoneOfThem) {
+  const std::string digest = secret_digest("the secret of this cluster");
+  EXPECT_EQ(digest, secret_digest("the secret of this cluster"));
+  EXPECT_NE(digest, secret_digest("the secret of that cluster"));
+  EXPECT_EQ(digest.size(), 16u);
+  EXPECT_EQ(digest.find("secret"), std::string::npos);
+}
+
 TEST(Handshake, ProofsDependOnEverythingTheyBind) {
   const HelloBody h = sample_hello();
   const Incarnation sender = kEnvelope.sender;
