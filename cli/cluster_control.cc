@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cstdio>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -146,10 +147,16 @@ const char* role_name(v1::Role role) {
 }
 
 StatusOr<v1::MemberStatus> find_member(const v1::StatusReply& cluster, const std::string& id) {
+  // As `conclave status` writes it, and as logs and the live page do.
+  const auto names_incarnation = [&id](uint64_t incarnation) {
+    char hex[24];
+    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(incarnation));
+    return id == std::to_string(incarnation) || id == hex || id == std::string("0x") + hex;
+  };
   std::vector<const v1::MemberStatus*> named;
   std::string names;
   for (const v1::MemberStatus& member : cluster.members()) {
-    if (std::to_string(member.incarnation()) == id) return member;
+    if (names_incarnation(member.incarnation())) return member;
     if (member.name() == id) named.push_back(&member);
     names += (names.empty() ? "" : ", ") + member.name();
   }

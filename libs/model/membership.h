@@ -45,6 +45,7 @@ struct Hello {
   uint32_t max_batch_tokens = 0;  // attention: rows one plan may have
   std::string transport_address;  // attention, expert
   std::optional<KnownSecrets> secrets;  // attention, expert; absent: not told, so nothing follows from it
+  bool drained = false;  // a scheduler told it that nothing is left here, and it was not started anew since
   // What the scheduler needs of the model; taken from the first member of a fleet, compared for the others.
   uint32_t num_layers = 0;
   uint32_t num_experts = 0;

@@ -47,6 +47,7 @@ void to_proto(const Hello& from, pb::Hello* to) {
   to->set_expert_bytes(from.expert_bytes);
   to->set_ops_address(wire_text(from.ops_address, kMaxNameBytes));
   to->set_version(wire_text(from.version, kMaxNameBytes));
+  to->set_drained(from.drained);
   if (from.secrets) to_proto(*from.secrets, to->mutable_secrets());
 }
 
@@ -86,6 +87,7 @@ StatusOr<Hello> from_proto(const pb::Hello& from) {
   to.expert_bytes = from.expert_bytes();
   to.ops_address = from.ops_address();
   to.version = from.version();
+  to.drained = from.drained();
   if (from.has_secrets()) {
     ASSIGN_OR_RETURN(to.secrets, from_proto(from.secrets()));
   }

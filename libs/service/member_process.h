@@ -4,7 +4,7 @@
 // A scheduler fences an incarnation whose connection was lost. A live process then starts over under a new
 // one: a new transport, a new core, a new line; the weights stay mapped.
 //
-// A scheduler may drain a member: it then has nothing to do here any more for the rest of its membership.
+// A scheduler may drain a member: it then has nothing to do any more until the process is started anew.
 #pragma once
 
 #include <array>
@@ -195,6 +195,7 @@ class MemberProcess {
     Hello hello() override {
       Hello hello = core.hello();
       hello.secrets = process.told_secrets_ = process.known_secrets();
+      hello.drained = process.was_drained_;
       return hello;
     }
     void on_message(ToMember message) override {
@@ -363,6 +364,7 @@ class MemberProcess {
 
   void drained() {
     drained_ = true;
+    was_drained_ = true;
     log_info(LogModule::kMembers, "drained: nothing is left here, and the scheduler gives nothing more");
     nothing_left();
   }
@@ -422,6 +424,7 @@ class MemberProcess {
   int refusals_ = 0;  // of this incarnation
   bool rejoining_ = false;
   bool connected_ = false;  // to a scheduler that welcomed it
+  bool was_drained_ = false;  // once: it stays so until it is started anew, whichever scheduler comes
   std::function<void()> on_drained_;
   bool stopped_ = false;
 

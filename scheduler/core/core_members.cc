@@ -104,7 +104,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
     return;
   }
   const bool first = !members_.model().has_value();
-  const Member& member = members_.add(session, std::move(hello), now);
+  Member& member = members_.add(session, std::move(hello), now);
   const Hello& info = member.hello;
   if (first) placement_.set_model(info.num_layers, info.num_experts);
   ++counters_.members_joined;
@@ -117,6 +117,7 @@ void SchedulerCore::on_hello(SessionId session, Hello hello, TimePoint now) {
   } else {
     add_worker(session, info);
   }
+  if (info.drained) start_drain(member, now);  // by the scheduler before this one
   if (members_.alone(info)) {
     events_.add("stranger", info.name,
                 "knows no secret of the data plane that any peer does (transport.secret_file); nor has any other member a peer",

@@ -268,6 +268,7 @@ void PlacementPlanner::on_time(TimePoint now) {
 StatusOr<RebalanceSummary> PlacementPlanner::rebalance(bool dry_run, TimePoint now) {
   if (live_.empty() || !active_complete_)
     return failed_precondition("there is no placement yet that could be balanced");
+  if (last_to_go()) return failed_precondition("every shard is drained: none is left to balance over");
   if (!dry_run && (!idle() || wanted_at_ != kNever))
     return failed_precondition("another change of the placement is on its way; try again when it is done");
   Proposal proposal = propose(false, kAskedRatio);

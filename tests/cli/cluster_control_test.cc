@@ -20,6 +20,8 @@ TEST(FindMember, ByNameOrIncarnationAndNeverByGuess) {
   }
   EXPECT_EQ(find_member(cluster, "a")->incarnation(), 11u);
   EXPECT_EQ(find_member(cluster, "13")->incarnation(), 13u);
+  EXPECT_EQ(find_member(cluster, "000000000000000d")->incarnation(), 13u) << "as logs write it";
+  EXPECT_EQ(find_member(cluster, "0x000000000000000d")->incarnation(), 13u);
   EXPECT_EQ(find_member(cluster, "12")->incarnation(), 12u) << "an incarnation is nobody else's";
   const Status several = find_member(cluster, "b").status();
   EXPECT_EQ(several.code(), StatusCode::kInvalidArgument);

@@ -121,6 +121,30 @@ TEST(DrainTest, AShardDrainedByCommandUnderLoadHandsOverWhatItHoldsAndStays) {
   EXPECT_EQ(cluster.gateway->fleet().ready, true);
 }
 
+// "Until it is restarted": the scheduler's restart is not that.
+TEST(DrainTest, WhoIsDrainedStaysSoWhenTheSchedulerIsStartedAnew) {
+  ProcessCluster cluster(demo_shape(2));
+  ASSERT_TRUE(cluster.wait_ready());
+  for (const char* name : {"worker", "shard1"}) {
+    const Command drain({"drain", name, "--wait", "--scheduler", cluster.scheduler_address()});
+    ASSERT_EQ(drain.code, 0) << drain.text;
+  }
+  cluster.scheduler.kill();
+  cluster.start_scheduler();
+  ASSERT_TRUE(eventually([&] {
+    return cluster.metric("scheduler", "conclave_scheduler_workers") == 2 &&
+           cluster.metric("scheduler", "conclave_scheduler_shards") == 2 && cluster.gateway->fleet().ready;
+  })) << cluster.scheduler.log();
+  const double rows = cluster.metric("worker", "conclave_attention_rows_total");
+  Streams(cluster, 6, 16).check(cluster);
+  EXPECT_EQ(cluster.metric("worker", "conclave_attention_rows_total"), rows);
+  EXPECT_EQ(cluster.metric("shard1", "conclave_expert_held_experts"), 0);
+  const Command status({"status", "--scheduler", cluster.scheduler_address()});
+  for (const char* name : {"worker", "shard1"})
+    EXPECT_THAT(status.text, ::testing::ContainsRegex(std::string(name) + " +[0-9]+ +drained"));
+  EXPECT_EQ(cluster.unexpected_ends(), "");
+}
+
 // With nobody to take over it goes at once, and what runs waits for the next one.
 TEST(DrainTest, TheOnlyShardIsLetGoAtOnce) {
   ProcessCluster cluster(1);

@@ -92,6 +92,7 @@ class Maker {
     h.vocab_size = u(300000);
     h.ops_address = text();
     h.version = text();
+    h.drained = r.chance(0.5);
     if (r.chance(0.5)) h.secrets = secrets();
     return h;
   }
@@ -267,6 +268,7 @@ TEST(ConvertTest, RandomValuesSurviveTheWire) {
     EXPECT_EQ(hello2.ops_address, hello.ops_address);
     EXPECT_EQ(hello2.version, hello.version);
     EXPECT_EQ(hello2.secrets, hello.secrets);
+    EXPECT_EQ(hello2.drained, hello.drained);
 
     const BatchPlan plan = make.plan();
     const BatchPlan plan2 = round_trip<pb::BatchPlan>(plan);

@@ -464,6 +464,21 @@ TEST(Drain, AWorkerThatJoinsLaterTakesOver) {
   EXPECT_EQ(h.tokens(1), oracle_answer(r.prompt, r.sampling));
 }
 
+TEST(Drain, AWorkerThatAnotherSchedulerDrainedGetsNothing) {
+  Harness h;
+  h.make_ready();
+  Hello hello = Harness::member_hello(Role::kAttention, 102);
+  hello.drained = true;
+  const SessionId session = h.join(hello);
+  EXPECT_TRUE(h.welcomes.contains(session));
+  for (uint64_t i = 1; i <= 4; ++i) h.submit(Harness::request(i, 20, 4));
+  EXPECT_TRUE(h.workers[session].plans.empty());
+  EXPECT_FALSE(h.workers[h.worker].plans.empty());
+  h.run_all();
+  for (uint64_t i = 1; i <= 4; ++i) EXPECT_EQ(h.finish(i), FinishReason::kLength);
+  EXPECT_EQ(h.drained[session], 1);
+}
+
 TEST(Drain, OnlyMembersThatAreThere) {
   Harness h;
   h.make_ready();

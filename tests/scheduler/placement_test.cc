@@ -195,6 +195,36 @@ TEST(PlacementChange, ALossDuringAChangeOvertakesIt) {
   EXPECT_GT(h.homes(203), 0u);
 }
 
+// A scheduler that was started anew hears of it from the shard.
+TEST(PlacementDrain, AShardThatAnotherSchedulerDrainedGetsNothing) {
+  PlacementHarness h;
+  for (const uint64_t shard : {201, 202, 203}) {
+    Hello hello = Harness::member_hello(Role::kExpert, shard);
+    hello.drained = shard == 202;
+    h.join(hello);
+  }
+  h.advance(h.options.placement_settle_ms * kMillisecond);
+  h.ready_all();
+  EXPECT_FALSE(PlacementHarness::names(h.table(), 202));
+  EXPECT_EQ(h.least(), 2u);
+  EXPECT_EQ(h.member(202).state, "drained");
+  EXPECT_EQ(h.drained[h.session(202)], 1);
+}
+
+TEST(PlacementDrain, NothingIsBalancedOverShardsThatAreAllDrained) {
+  PlacementHarness h;
+  for (const uint64_t shard : {201, 202}) h.join_shard(shard);
+  for (const uint64_t shard : {201, 202}) {
+    h.event(DrainMember{shard, Incarnation(shard)});
+    h.ready_all();
+  }
+  for (const bool dry : {true, false}) {
+    h.event(Rebalance{1, dry});
+    EXPECT_EQ(h.rebalance_replies.at(1).status().code(), StatusCode::kFailedPrecondition);
+  }
+  EXPECT_TRUE(h.to_prepare.empty());
+}
+
 // What the drain prepares is without the one that is lost anyway; it goes on, at full speed if need be.
 TEST(PlacementChange, ALeavingShardThatIsLostLeavesTheChangeThatReplacesItInPlace) {
   PlacementHarness h;
