@@ -221,7 +221,7 @@ def speak_nonsense(cluster):
 
 
 def stopped(root, binaries, directory):
-    """Processes that stand still or run short; nobody is lost."""
+    """Processes that stand still or run short. Who stands still for so long may lose its connection: it did not answer a probe."""
     key_file = directory / "keys"
     key_file.write_text("")
 
@@ -279,14 +279,11 @@ def stopped(root, binaries, directory):
             time.sleep(max(0, begin + 9 - time.monotonic()))  # longer than a first token may take
         finally:
             worker.send_signal(signal.SIGCONT)
-        stood = time.monotonic() - begin
 
         def answers():
             """what waited for it"""
             arrivals.end()
         alerts.expect(answers, "ConclaveFirstTokenSlow", also=AWAY | before_it)
-        # A slow machine takes longer until the alerts are there, and connections of 10 s of silence are probed.
-        require(stood > 10 or "ConclaveMemberLost" not in alerts.now(), "a process that stood still counts as lost")
         alerts.quiet()
 
         with Load(cluster, limit=LIMIT) as load:
