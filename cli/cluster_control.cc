@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/address.h"
 #include "libs/rpc/grpc_setup.h"
 #include "libs/tls/identity.h"
 
@@ -40,6 +41,11 @@ void add_scheduler_flag(CLI::App& command, SchedulerFlags& flags) {
 ClusterControl::ClusterControl(const SchedulerFlags& flags) : scheduler_(flags.address) {
   static std::once_flag quiet;  // gRPC's own lines are not for people
   std::call_once(quiet, [] { rpc::route_grpc_logs(nullptr); });
+  if (const auto address = parse_host_port(scheduler_); !address.ok() || address->port == 0) {
+    flags_ = invalid_field("--scheduler", address.ok() ? "'" + scheduler_ + "' names no port"
+                                                       : message_of(address.status()));
+    return;
+  }
   rpc::ClientOptions options;
   options.target = scheduler_;
   tls_ = flags.tls.enabled();

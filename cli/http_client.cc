@@ -104,6 +104,7 @@ http::request<http::string_body> make_request(const ServerUrl& server, std::stri
   request.target({path.data(), path.size()});
   request.set(http::field::host, server.host + ":" + server.port);
   request.set(http::field::connection, "close");
+  if (!server.api_key.empty()) request.set(http::field::authorization, "Bearer " + server.api_key);
   if (!body.empty()) request.set(http::field::content_type, "application/json");
   request.body() = body;
   request.prepare_payload();

@@ -14,6 +14,7 @@ namespace conclave::cli {
 struct ServerUrl {
   std::string host;
   std::string port;
+  std::string api_key{};  // sent as a bearer token; empty: none
 };
 
 // "http://HOST:PORT", "HOST:PORT" or "HOST"; the error names the flag --url.

@@ -25,7 +25,11 @@ int main(int argc, char** argv) {
   conclave::cli::add_log_level_command(app, chosen);
   conclave::cli::add_diag_command(app, chosen);
   conclave::cli::add_timeline_command(app, chosen);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;  // --help and --version, or a fault in the arguments
+  }
   const conclave::Status status = chosen();
   if (status.ok()) return conclave::cli::exit_code;
   const std::string field = conclave::field_of(status);

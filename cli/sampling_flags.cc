@@ -1,13 +1,19 @@
 #include "cli/sampling_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
+
+#include "libs/base/watched_file.h"
 
 namespace conclave::cli {
 namespace json = boost::json;
 
 namespace {
+
+constexpr size_t kMaxKeyBytes = 4096;
 
 // CLI11 takes an integer beyond the type's range for its largest value.
 std::string check_whole(const std::string& text) {
@@ -21,6 +27,10 @@ std::string check_whole(const std::string& text) {
 
 void SamplingFlags::add_to(CLI::App& command) {
   command.add_option("--url", url, "The router's address")->envname("CONCLAVE_URL")->capture_default_str();
+  command
+      .add_option("--api-key-file", api_key_file,
+                  "File with the API key, where the router asks for one (or the key itself in CONCLAVE_API_KEY)")
+      ->envname("CONCLAVE_API_KEY_FILE");
   command.add_option("--model", model, "Model name to ask for (default: the served one)");
   command.add_option("--max-tokens", max_tokens, "Tokens to generate at most")->check(check_whole);
   command.add_option("--temperature", temperature, "0 is greedy (default: the checkpoint's)")
@@ -32,6 +42,25 @@ void SamplingFlags::add_to(CLI::App& command) {
   command.add_option("--timeout-s", timeout_s, "Longest silence of the server, in seconds")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
+}
+
+StatusOr<ServerUrl> SamplingFlags::server() const {
+  ASSIGN_OR_RETURN(ServerUrl server, parse_url(url));
+  std::string from = "--api-key-file", text;
+  if (!api_key_file.empty()) {
+    ASSIGN_OR_RETURN(text, WatchedFile(api_key_file, from, kMaxKeyBytes).read());
+  } else if (const char* key = std::getenv("CONCLAVE_API_KEY"); key != nullptr && *key != '\0') {
+    from = "CONCLAVE_API_KEY";
+    text = key;
+  } else {
+    return server;
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
+  const auto plain = [](char c) { return c > ' ' && c < '\x7f'; };  // it becomes a part of a header
+  if (text.empty() || !std::all_of(text.begin(), text.end(), plain))
+    return invalid_field(from, "holds no API key: one word is expected");
+  server.api_key = std::move(text);
+  return server;
 }
 
 void SamplingFlags::write_to(json::object& body) const {
@@ -65,7 +94,7 @@ int64_t int_at(const json::object& object, const char* key) {
 
 StatusOr<StreamResult> run_stream(const SamplingFlags& flags, const std::string& path, json::object body,
                                   const std::function<bool(const std::string&, bool)>& on_piece) {
-  ASSIGN_OR_RETURN(const ServerUrl server, parse_url(flags.url));
+  ASSIGN_OR_RETURN(const ServerUrl server, flags.server());
   // JSON has no such numbers, and the parser's range check lets NaN pass.
   if (flags.temperature && std::isnan(*flags.temperature))
     return invalid_field("--temperature", "is not a number");

@@ -17,6 +17,7 @@ namespace conclave::cli {
 
 struct SamplingFlags {
   std::string url = "http://127.0.0.1:8000";
+  std::string api_key_file;
   std::string model;
   std::optional<int64_t> max_tokens;
   std::optional<double> temperature;
@@ -26,10 +27,12 @@ struct SamplingFlags {
   std::vector<std::string> stop;
   int64_t timeout_s = 600;
 
-  // Adds --url (or CONCLAVE_URL), --model and the sampling flags.
+  // Adds --url (or CONCLAVE_URL), --api-key-file, --model and the sampling flags.
   void add_to(CLI::App& command);
   // Writes those that were given; the server fills in the rest.
   void write_to(boost::json::object& body) const;
+  // Whom to ask, with the key of --api-key-file or else of CONCLAVE_API_KEY. INVALID_ARGUMENT names the flag.
+  StatusOr<ServerUrl> server() const;
 };
 
 // What a stream of completions (chat or plain) adds up to.

@@ -97,7 +97,9 @@ void add_status_command(CLI::App& app, Command& chosen) {
         return number && value >= 0.1 && value <= 3600 ? std::string() : text + " is not in 0.1 to 3600";
       })
       ->needs(watch);
-  command->add_option("--count", flags->count, "End after so many looks")->needs(watch);
+  command->add_option("--count", flags->count, "End after so many looks")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 53))  // CLI11 takes -1 for the largest number
+      ->needs(watch);
   command->callback([&chosen, flags] { chosen = [flags] { return run_status(*flags); }; });
 }
 

@@ -204,6 +204,14 @@ std::string where(const char* flag, const std::string& address, uint16_t usual_p
   return usual ? "" : " " + std::string(flag) + " " + address;
 }
 
+// The flags that commands need to ask this cluster's scheduler.
+std::string tls_flags(const tls::Options& tls) {
+  if (!tls.enabled()) return "";
+  std::string flags = " --tls-ca " + tls.ca_file + " --tls-cert " + tls.cert_file + " --tls-key " + tls.key_file;
+  if (!tls.server_name.empty()) flags += " --tls-server-name " + tls.server_name;
+  return flags;
+}
+
 std::string sibling_program(const std::string& name) {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
@@ -223,8 +231,9 @@ void print_addresses(const ClusterConfig& config, const std::string& logs) {
   std::printf("  metrics   http://%s/metrics\n", config.router.ops_listen.c_str());
   if (!logs.empty()) {
     std::printf("            http://%s/metrics (scheduler)\n", config.scheduler.ops_listen.c_str());
-    std::printf("  status    conclave status%s\n",
-                where("--scheduler", config.scheduler.connect_address(), kSchedulerPort).c_str());
+    std::printf("  status    conclave status%s%s\n",
+                where("--scheduler", config.scheduler.connect_address(), kSchedulerPort).c_str(),
+                tls_flags(config.tls).c_str());
     std::printf("  logs      %s\n", logs.c_str());
   }
   std::fflush(stdout);

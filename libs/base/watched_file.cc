@@ -24,8 +24,14 @@ bool WatchedFile::changed() const { return !read_ || look() != mark_; }
 StatusOr<std::string> WatchedFile::read() {
   mark_ = look();  // before reading: a change in between is seen at the next look
   read_ = true;
-  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without waiting for whoever might write to a pipe.
+  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return invalid_field(field_, "cannot read " + path_ + ": " + std::strerror(errno));
+  struct stat what;
+  if (::fstat(fd, &what) != 0 || !S_ISREG(what.st_mode)) {
+    ::close(fd);
+    return invalid_field(field_, path_ + " is no regular file");
+  }
   std::string text;
   char chunk[16384];
   ssize_t got;

@@ -1,6 +1,7 @@
 #include "libs/base/watched_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -59,8 +60,14 @@ TEST_F(WatchedFileTest, ChangesShowHoweverTheyAreMade) {
 TEST_F(WatchedFileTest, WhatCannotBeReadNamesTheKey) {
   WatchedFile missing(directory + "/missing", "the.key", 100);
   EXPECT_EQ(field_of(missing.read().status()), "the.key");
-  WatchedFile folder(directory, "the.key", 100);
-  EXPECT_EQ(field_of(folder.read().status()), "the.key");
+  // What is no file: neither is waited for nor read.
+  ASSERT_EQ(mkfifo((directory + "/pipe").c_str(), 0600), 0);
+  for (const std::string& path : {directory, directory + "/pipe", std::string("/dev/zero")}) {
+    WatchedFile other(path, "the.key", 100);
+    const Status why = other.read().status();
+    EXPECT_EQ(field_of(why), "the.key") << path;
+    EXPECT_NE(message_of(why).find("no regular file"), std::string::npos) << why;
+  }
   put("a", std::string(100, 'x'));
   WatchedFile file(directory + "/a", "the.key", 100);
   EXPECT_EQ(file.read()->size(), 100u);

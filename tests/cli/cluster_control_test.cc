@@ -31,5 +31,14 @@ TEST(FindMember, ByNameOrIncarnationAndNeverByGuess) {
   EXPECT_THAT(message_of(none), HasSubstr("there are: a, b, b, 12"));
 }
 
+TEST(ClusterControlTest, AnAddressIsOneOrNamesTheFlag) {
+  for (const char* bad : {"", "host", "host:", "host:0", "host:99999", "host:port", "::1:80", "http://host:80", "host:-1"}) {
+    SchedulerFlags flags;
+    flags.address = bad;
+    const Status status = ClusterControl(flags).status().status();
+    EXPECT_EQ(field_of(status), "--scheduler") << bad;
+  }
+}
+
 }  // namespace
 }  // namespace conclave::cli

@@ -4,10 +4,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cli/sampling_flags.h"
 #include "gtest/gtest.h"
 
 namespace conclave::cli {
@@ -34,16 +37,16 @@ class OneShotServer {
     close(fd_);
   }
   const ServerUrl& url() const { return url_; }
+  const std::string& request() const { return request_; }  // its head, once it was answered
 
  private:
   void serve() {
     const int peer = accept(fd_, nullptr, nullptr);
-    std::string request;
     char buffer[4096];
-    while (request.find("\r\n\r\n") == std::string::npos) {
+    while (request_.find("\r\n\r\n") == std::string::npos) {
       const ssize_t n = read(peer, buffer, sizeof buffer);
       if (n <= 0) break;
-      request.append(buffer, static_cast<size_t>(n));
+      request_.append(buffer, static_cast<size_t>(n));
     }
     for (const auto& piece : pieces_) {
       if (send(peer, piece.data(), piece.size(), MSG_NOSIGNAL) < 0) break;
@@ -55,6 +58,7 @@ class OneShotServer {
   }
 
   std::vector<std::string> pieces_;
+  std::string request_;
   ServerUrl url_;
   int fd_ = -1;
   std::thread thread_;
@@ -112,6 +116,30 @@ TEST(HttpStreamTest, AnErrorBodyComesBackWhole) {
   const Status error = error_from(*response);
   EXPECT_EQ(error.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(message_of(error), "the server answered 400: max_tokens must be positive");
+}
+
+TEST(ApiKeyTest, IsSentFromAFileOrTheEnvironment) {
+  const std::string path = ::testing::TempDir() + "conclave_key_" + std::to_string(getpid());
+  std::ofstream(path) << "key-of-file\n";
+  ASSERT_EQ(setenv("CONCLAVE_API_KEY", "key-of-environment", 1), 0);
+  for (const char* file : {"", path.c_str()}) {
+    OneShotServer server({"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"});
+    SamplingFlags flags;
+    flags.url = server.url().host + ":" + server.url().port;
+    flags.api_key_file = file;
+    run_stream(flags, "/v1/completions", {}, [](const std::string&, bool) { return true; }).IgnoreError();
+    const std::string key = *file == '\0' ? "key-of-environment" : "key-of-file";
+    EXPECT_NE(server.request().find("Authorization: Bearer " + key + "\r\n"), std::string::npos) << server.request();
+  }
+  ASSERT_EQ(unsetenv("CONCLAVE_API_KEY"), 0);
+  EXPECT_EQ(SamplingFlags().server()->api_key, "");
+  std::ofstream(path) << "two words";
+  SamplingFlags flags;
+  for (const std::string& bad : {path, path + ".missing"}) {
+    flags.api_key_file = bad;
+    EXPECT_EQ(field_of(flags.server().status()), "--api-key-file");
+  }
+  unlink(path.c_str());
 }
 
 TEST(HttpRequestTest, NobodyThereSaysWhatToDo) {

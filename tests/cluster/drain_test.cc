@@ -211,7 +211,12 @@ TEST(DrainTest, TheCommandSaysWhatIsWrong) {
   const Command nowhere({"drain", "worker", "--scheduler", "127.0.0.1:1"});
   EXPECT_EQ(nowhere.code, 1);
   EXPECT_THAT(nowhere.text, HasSubstr("no scheduler answers at 127.0.0.1:1"));
-  EXPECT_NE(Command({"drain", "--scheduler", scheduler}).code, 0);
+  // What is wrong with the command itself is 2.
+  EXPECT_EQ(Command({"drain", "--scheduler", scheduler}).code, 2);
+  EXPECT_EQ(Command({"drain", "worker", "--scheduler", "127.0.0.1:99999"}).code, 2);
+  EXPECT_EQ(Command({"status", "--watch", "--count", "-1", "--scheduler", scheduler}).code, 2);
+  EXPECT_EQ(Command({"no-such-command"}).code, 2);
+  EXPECT_EQ(Command({"--help"}).code, 0);
   EXPECT_EQ(http_get(cluster.ops("worker"), "/readyz")->code, 200);
 }
 
