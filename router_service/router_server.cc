@@ -28,6 +28,7 @@ constexpr Nanos kReadinessPeriod = 100 * kMillisecond;  // how stale the gRPC he
 constexpr double kFleetBegins = 0.05;
 constexpr double kWarmUpBegins = 0.95;
 constexpr size_t kMaxLoggedText = 8192;  // bytes of a prompt, where logging.texts allows it
+constexpr size_t kMaxNamesakes = 16;
 constexpr Nanos kTimelineWait = 4 * kSecond;  // for the scheduler's part
 constexpr int kKeysEvery = 10;                // of those periods: a look at the file of keys
 
@@ -385,6 +386,7 @@ class RouterServerImpl : public RouterServer {
     if (const auto own = gateway_.timelines().find(name)) {
       out.router = own->view();
       id = own->id();
+      out.namesakes = gateway_.timelines().namesakes(name, *id, kMaxNamesakes);
     } else {
       id = gateway::parse_id(name);  // of another router, perhaps
     }

@@ -156,6 +156,12 @@ json::object head_json(const RouterTimelineView& router) {
   return out;
 }
 
+json::array namesakes_json(const std::vector<RequestId>& ids) {
+  json::array out;
+  for (const RequestId id : ids) out.emplace_back(id_text(id));
+  return out;
+}
+
 // --- Chrome trace
 
 // Rows of the picture: a process each for the router, the scheduler, and every worker and shard.
@@ -339,6 +345,7 @@ std::string timeline_json(const WholeTimeline& timeline) {
     out["trace_id"] = trace_id(timeline.scheduler->trace);
     out["state"] = timeline.scheduler->ended ? "ended" : "open";
   }
+  if (!timeline.namesakes.empty()) out["namesakes"] = namesakes_json(timeline.namesakes);
   if (timeline.scheduler.ok())
     out["scheduler"] = scheduler_json(*timeline.scheduler, offset);
   else
@@ -352,6 +359,7 @@ std::string chrome_trace(const WholeTimeline& timeline) {
   json::object about = timeline.router ? head_json(*timeline.router)
                                        : json::object{{"id", id_text(timeline.scheduler->request)},
                                                       {"trace_id", trace_id(timeline.scheduler->trace)}};
+  if (!timeline.namesakes.empty()) about["namesakes"] = namesakes_json(timeline.namesakes);
   about["scheduler_offset_error_ms"] = ms(offset.error);
   if (timeline.router) draw_router(trace, *timeline.router);
   if (timeline.scheduler.ok())

@@ -20,6 +20,7 @@ namespace conclave::router {
 struct WholeTimeline {
   std::optional<gateway::RouterTimelineView> router;  // none: another router had it
   StatusOr<SchedulerTimeline> scheduler = not_found("not asked");
+  std::vector<RequestId> namesakes{};  // other requests that are called as this one was asked for
 };
 
 // Each is one JSON document and a newline.

@@ -107,10 +107,24 @@ std::shared_ptr<RouterTimeline> TimelineBook::open(RequestId id, const Origin& o
 }
 
 std::shared_ptr<RouterTimeline> TimelineBook::find(std::string_view name) const {
+  const auto id = parse_id(name);
   std::lock_guard lock(mutex_);
-  const auto found =
-      std::find_if(order_.rbegin(), order_.rend(), [&](const auto& one) { return one->is_called(name); });
+  const auto newest = [&](const auto& wanted) { return std::find_if(order_.rbegin(), order_.rend(), wanted); };
+  auto found = order_.rend();
+  // A client may call its request by another's id.
+  if (id) found = newest([&](const auto& one) { return one->id() == *id; });
+  if (found == order_.rend()) found = newest([&](const auto& one) { return one->is_called(name); });
   return found == order_.rend() ? nullptr : *found;
+}
+
+std::vector<RequestId> TimelineBook::namesakes(std::string_view name, RequestId but, size_t max) const {
+  std::vector<RequestId> out;
+  std::lock_guard lock(mutex_);
+  for (auto one = order_.rbegin(); one != order_.rend() && out.size() < max; ++one) {
+    const RequestId id = (*one)->id();
+    if (id != but && (*one)->is_called(name) && std::find(out.begin(), out.end(), id) == out.end()) out.push_back(id);
+  }
+  return out;
 }
 
 std::vector<RouterTimelineView> TimelineBook::list(size_t max) const {

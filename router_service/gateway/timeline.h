@@ -81,7 +81,7 @@ class RouterTimeline {
   bool ended() const;
   RequestId id() const { return id_; }
   RouterTimelineView view(TimePoint now = steady_now()) const;
-  // Whether `name` is its id, its client's word for it, or its trace's id.
+  // Whether `name` is its id, its client's word for it, or its trace's id. Only the first is nobody else's.
   bool is_called(std::string_view name) const;
 
  private:
@@ -101,8 +101,10 @@ class TimelineBook {
 
   // Null when as many open requests have one as there may be, which is counted.
   std::shared_ptr<RouterTimeline> open(RequestId id, const Origin& origin, bool resumed, TimePoint arrived);
-  // The newest that is called so; null: none.
+  // The one with this id, else the newest that is called so; null: none.
   std::shared_ptr<RouterTimeline> find(std::string_view name) const;
+  // The other requests that are called so, the newest first.
+  std::vector<RequestId> namesakes(std::string_view name, RequestId but, size_t max) const;
   // The newest first.
   std::vector<RouterTimelineView> list(size_t max) const;
   struct Counts {

@@ -317,7 +317,7 @@ void SchedulerCore::forgive_own_stall(TimePoint now) {
   forgive_stalls(late);
   ++counters_.stalls_forgiven;
   events_.add("late", "",
-              "this scheduler was late by " + std::to_string(late / kSecond) + " s; leases were extended",
+              "this scheduler was late by " + std::to_string(late / kMillisecond) + " ms; leases were extended",
               now);
 }
 

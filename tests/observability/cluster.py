@@ -111,8 +111,8 @@ class Cluster(Processes):
                           "--admin-listen", "127.0.0.1:0"]
         if role in ("expert", "attention"):
             arguments += ["--name", name, "--threads", str(threads)]
-        # Of a key that is set twice the first value holds.
-        self.spawn(name, arguments + list(more) + self.settings, before, environment)
+        # Of a key that is set twice the last value holds.
+        self.spawn(name, arguments + self.settings + list(more), before, environment)
 
     def ready_file(self, name):
         return self.directory / f"{name}.ready"

@@ -56,7 +56,7 @@ def check_errors(command, cluster):
             (("router", "nobody=debug"), 2, "no module of the log"),
             (("router", "requests=loud"), 2, "must be debug, info, warn, error or default"),
             (("router", "requests"), 2, "write module=level"),
-            (("router", "requests=debug", "--for", "0"), 105, "--for"),
+            (("router", "requests=debug", "--for", "0"), 2, "--for"),
             (("nobody", "requests=debug"), 1, "no process is called nobody"),
             (("127.0.0.1:1", "requests=debug"), 1, "127.0.0.1:1")):
         done = command.run("log-level", *words)

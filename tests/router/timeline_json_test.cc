@@ -130,6 +130,10 @@ TEST(TimelineJson, HasAllThatIsKnown) {
 }
 
 TEST(TimelineJson, OneSideAloneIsATimelineToo) {
+  EXPECT_FALSE(json::parse(timeline_json(whole())).as_object().contains("namesakes"));
+  WholeTimeline shared = whole();
+  shared.namesakes = {{1, 3}};
+  EXPECT_EQ(json::parse(timeline_json(shared)).at("namesakes").at(0).as_string(), "00000000000000010000000000000003");
   json::value v = json::parse(timeline_json({router_part(), unavailable("no scheduler")}));
   EXPECT_EQ(v.at("scheduler_error"), "no scheduler");
   EXPECT_FALSE(v.as_object().contains("scheduler"));

@@ -177,6 +177,18 @@ TEST(RouterTimelineTest, TheBookKeepsTheOpenOnesAndTheLast) {
   EXPECT_EQ(book.counts().opened, 3u);
   EXPECT_EQ(book.counts().refused, 1u);
   EXPECT_EQ(book.counts().kept, 2u);
+  // Clients choose their words freely, another's id among them: an id is who it is, and a word is all who have it.
+  TimelineBook shared(10);
+  origin.request_id = "word";
+  for (const uint64_t id : {21, 22, 23}) shared.open(RequestId{0, id}, origin, false, 0);
+  shared.open(RequestId{0, 23}, origin, true, 0);  // resumed
+  origin.request_id = id_text(RequestId{0, 21});
+  shared.open(RequestId{0, 24}, origin, false, 0);
+  EXPECT_EQ(shared.find("word")->id(), (RequestId{0, 23}));
+  EXPECT_EQ(shared.namesakes("word", RequestId{0, 23}, 10), (std::vector{RequestId{0, 22}, RequestId{0, 21}}));
+  EXPECT_EQ(shared.namesakes("word", RequestId{0, 23}, 1).size(), 1u);
+  EXPECT_EQ(shared.find(id_text(RequestId{0, 21}))->id(), (RequestId{0, 21}));
+  EXPECT_EQ(shared.namesakes(id_text(RequestId{0, 21}), RequestId{0, 21}, 10), (std::vector{RequestId{0, 24}}));
   TimelineBook none(0);
   EXPECT_EQ(none.open(RequestId{0, 1}, origin, false, 0), nullptr);
 }
