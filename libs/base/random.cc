@@ -1,6 +1,8 @@
 #include "libs/base/random.h"
 
-#include <random>
+#include <sys/random.h>
+
+#include <utility>
 
 #include "libs/base/check.h"
 #include "libs/base/clock.h"
@@ -41,8 +43,15 @@ uint64_t SplitMix64::below(uint64_t bound) {
 double SplitMix64::uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 
 uint64_t system_random_u64() {
-  thread_local std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
+  // By the block, from the kernel: std::random_device asks the processor for each word, which takes microseconds on some.
+  // Blocks of up to 256 bytes come whole.
+  thread_local std::array<uint64_t, 32> block;
+  thread_local size_t left = 0;
+  if (left == 0) {
+    CONCLAVE_CHECK(getrandom(block.data(), sizeof block, 0) == static_cast<ssize_t>(sizeof block));
+    left = block.size();
+  }
+  return std::exchange(block[--left], 0);  // nobody reads it twice
 }
 
 Incarnation make_incarnation() {

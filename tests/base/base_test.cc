@@ -1,6 +1,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -13,6 +14,21 @@
 
 namespace conclave {
 namespace {
+
+TEST(SystemRandom, WordsDifferInOneThreadAndBetweenThreads) {
+  constexpr size_t kWords = 1000;  // many blocks
+  std::vector<std::vector<uint64_t>> drawn(4);
+  std::vector<std::thread> threads;
+  for (auto& mine : drawn) {
+    threads.emplace_back([&mine] {
+      for (size_t i = 0; i < kWords; ++i) mine.push_back(system_random_u64());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::set<uint64_t> all;
+  for (const auto& mine : drawn) all.insert(mine.begin(), mine.end());
+  EXPECT_EQ(all.size(), drawn.size() * kWords);
+}
 
 TEST(StatusTest, FieldSurvivesAnnotation) {
   Status s = annotate(invalid_field("max_tokens", "must be positive"), "request");
