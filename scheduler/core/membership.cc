@@ -133,9 +133,10 @@ bool Membership::alone(const Hello& hello) const {
 
 Status Membership::check_secret(const Hello& hello) const {
   if (!alone(hello)) return OkStatus();
-  // Where none has a peer this one may be right, and they wrong.
-  const bool any = std::any_of(members_.begin(), members_.end(),
-                               [this](const auto& member) { return has_peer(member.second.hello); });
+  // Where none has a peer this one may be right, and they wrong; but who has met another keeps that connection.
+  const bool any = std::any_of(members_.begin(), members_.end(), [this](const auto& member) {
+    return member.second.met || has_peer(member.second.hello);
+  });
   if (!any) return OkStatus();
   const Role peers = hello.role == Role::kAttention ? Role::kExpert : Role::kAttention;
   return with_field(

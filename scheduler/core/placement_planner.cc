@@ -136,8 +136,9 @@ PlacementPlanner::Proposal PlacementPlanner::propose(bool first_aid, double impr
   const auto current = current_homes(proposal.order);
   proposal.balance = balance_experts(layers_, experts_, load_.weights(), shards, current, options);
   if (!proposal.balance.complete) {
-    // Who leaves stays as long as the others have no room for all that it holds.
-    for (BalanceShard& shard : shards) shard.leaving = false;
+    // Who leaves stays as long as the others have no room for all that it holds. Who holds nothing any more was told
+    // that it is drained, and may be stopped at any time: it gets nothing.
+    for (BalanceShard& shard : shards) shard.leaving = shard.leaving && active_.find_shard(shard.shard) < 0;
     Balance all = balance_experts(layers_, experts_, load_.weights(), shards, current, options);
     if (all.complete) proposal.balance = std::move(all);
   }

@@ -225,6 +225,45 @@ TEST(PlacementDrain, NothingIsBalancedOverShardsThatAreAllDrained) {
   EXPECT_TRUE(h.to_prepare.empty());
 }
 
+Hello limited_hello(uint64_t shard, uint64_t slots, bool drained) {
+  Hello hello = Harness::member_hello(Role::kExpert, shard);
+  hello.expert_bytes = 100;
+  hello.capacity_bytes = 100 * slots;
+  hello.drained = drained;
+  return hello;
+}
+
+// What was told that it is drained may be stopped at any time.
+TEST(PlacementDrain, ADrainedShardGetsNothingWhereTheOthersLackRoom) {
+  PlacementHarness h;
+  for (const uint64_t shard : {201, 202, 203}) h.join(limited_hello(shard, 10, false));
+  h.advance(h.options.placement_settle_ms * kMillisecond);
+  h.ready_all();
+  h.event(DrainMember{7, Incarnation(202)});
+  h.ready_all();
+  h.pass(kSecond);
+  h.ready_all();
+  EXPECT_EQ(h.member(202).state, "drained");
+  EXPECT_FALSE(PlacementHarness::names(h.table(), 202));
+  h.lose(203);
+  h.pass(kSecond);
+  h.ready_all();
+  EXPECT_FALSE(PlacementHarness::names(h.table(), 202)) << "homes " << h.homes(202) << " state " << h.member(202).state;
+}
+
+TEST(PlacementDrain, ADrainedShardGetsNothingWhileOthersJoinAnotherScheduler) {
+  PlacementHarness h;
+  h.join(limited_hello(201, 10, false));
+  h.join(limited_hello(202, 10, true));
+  h.pass(kSecond);
+  h.ready_all();
+  EXPECT_FALSE(PlacementHarness::names(h.table(), 202)) << "homes " << h.homes(202) << " state " << h.member(202).state;
+  h.join(limited_hello(203, 10, false));
+  h.pass(kSecond);
+  h.ready_all();
+  EXPECT_FALSE(PlacementHarness::names(h.table(), 202)) << "homes " << h.homes(202) << " state " << h.member(202).state;
+}
+
 // What the drain prepares is without the one that is lost anyway; it goes on, at full speed if need be.
 TEST(PlacementChange, ALeavingShardThatIsLostLeavesTheChangeThatReplacesItInPlace) {
   PlacementHarness h;

@@ -139,5 +139,15 @@ TEST_F(SecretsTest, TheSecretIsChangedInThreeSteps) {
   EXPECT_EQ(h.core.metrics().members_refused, 0u);
 }
 
+TEST_F(SecretsTest, AStrangerIsRefusedThoughThoseWhoMetHaveChangedSince) {
+  h.join(worker(1, Digests{"a"}));
+  h.join(shard(11, Digests{"a"}));
+  tell(1, {"b"});  // the first step was left out
+  h.join(shard(12, Digests{"a"}));  // cannot connect with the worker
+  EXPECT_FALSE(member(12));
+  h.join(shard(13, Digests{"c"}));
+  EXPECT_FALSE(member(13));
+}
+
 }  // namespace
 }  // namespace conclave::scheduler
